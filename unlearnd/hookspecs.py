@@ -1,0 +1,186 @@
+"""What a plugin may implement: hooks, and the roles they register.
+
+A plugin is an installed package with an entry point in the group `unlearnd`. Hooks named `register_…` are
+called once when plugins are loaded and take a function to call with each thing brought along; the things
+themselves satisfy the protocols below and are then called directly, without pluggy in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import pluggy
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    State = Mapping[str, NDArray[Any]]
+    """All that a constituent is after a step: weights, optimiser state, fitted statistics, by name."""
+
+hookspec = pluggy.HookspecMarker("unlearnd")
+hookimpl = pluggy.HookimplMarker("unlearnd")
+
+Settings = Mapping[str, Any]
+"""A backend's settings after validation: JSON values only, every default filled in."""
+
+OnProgress = Callable[[int], None]
+"""Called with the number of samples trained since the last call. It may raise to stop the training: let it."""
+
+
+@dataclass(frozen=True)
+class Points:
+    """The live points of slices 1…r of one shard, slice after slice, each slice in ingestion order."""
+
+    x: NDArray[Any]
+    """Features, (n, *shape), float32 or uint8, C-contiguous. Not to be written to."""
+    y: NDArray[np.int64]
+    """Class indices, (n,)."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One train-from-slice step of one constituent."""
+
+    state: State
+    """The state before the slice."""
+    points: Points
+    epochs: Fraction
+    """How often to go through `points`; 0.78 is the first ⌈0.78·n⌉ points of a fresh permutation."""
+    seed: int
+    """The step's own seed, drawn from (model seed, shard, slice). Derive every stream from it."""
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A way of learning: state in, state out.
+
+    Nothing may be kept between calls that changes a result: the same arguments give the same bytes, in this
+    process or another, whatever was trained before. A backend that promises this says `deterministic`.
+    A backend may also have `train_many(settings, jobs, device, on_progress) -> list[State]`, which does what
+    `train` does for several constituents at once; it must give the same bytes as one by one.
+    """
+
+    name: str
+    version: str
+    sliceable: bool
+    """False when a step cannot start from a state (a decision tree): the shard is then trained whole."""
+    deterministic: bool
+
+    def settings(self, given: Mapping[str, object]) -> Settings:
+        """Check what a person set and fill in the defaults; raise `InputError` naming the setting."""
+        ...
+
+    def initial_state(self, settings: Settings, shape: tuple[int, ...], classes: int, seed: int) -> State:
+        """Return the state before slice 1. `seed` is drawn from (model seed, shard)."""
+        ...
+
+    def train(self, settings: Settings, job: Job, device: str, on_progress: OnProgress) -> State:
+        """Train on from `job.state` and return the state after the slice. `device` may be `auto`."""
+        ...
+
+    def predictor(self, settings: Settings, states: Sequence[State], device: str) -> Predictor:
+        """Make constituents ready to answer together: stack them once, answer many times."""
+        ...
+
+    def environment(self, device: str) -> Mapping[str, str]:
+        """Return whatever changes bits here: library versions, device, threads, CPU capability, flags."""
+        ...
+
+
+class Predictor(Protocol):
+    """Constituents ready to answer."""
+
+    def __call__(self, x: NDArray[Any]) -> NDArray[np.float32]:
+        """Return probabilities (constituents, n, classes) for features (n, *shape)."""
+        ...
+
+
+class Aggregator(Protocol):
+    """A way of making one answer of many."""
+
+    def __call__(
+        self, probabilities: NDArray[np.float32], weights: NDArray[np.float64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return class indices (n,) and scores (n, classes), best class highest, from (constituents, n,
+        classes). A weight is the share of its shard that a constituent has seen; none is zero."""
+        ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """Work for one worker: build these shards of a model. URIs travel, tensors do not."""
+
+    store: str
+    model: str
+    shards: tuple[int, ...]
+    device: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a worker tells while it works."""
+
+    shard: int
+    """0 when a group of shards advances together."""
+    slice: int
+    samples: int
+    """Samples trained since the last word."""
+    steps: int = 0
+    """Checkpoints finished since the last word."""
+
+
+class Executor(Protocol):
+    """A place where tasks run: this process, child processes, a cluster."""
+
+    def __call__(
+        self,
+        tasks: Sequence[Task],
+        work: Callable[[Task, Callable[[Progress], None]], None],
+        report: Callable[[Progress], None],
+        workers: int,
+    ) -> None:
+        """Run every task to its end; raise what the first failing one raised.
+
+        `work` is the function to call in this process; elsewhere, run `python -m unlearnd.worker` with the
+        task as JSON on standard input.
+        """
+        ...
+
+
+class PlacementRule(Protocol):
+    """A way of deciding where users go. It sees keyed numbers, never other points, counts or order."""
+
+    def __call__(
+        self, numbers: NDArray[np.uint64], groups: Sequence[str] | None, shards: int, slices: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return shards 1…S and slices 1…R for each keyed number."""
+        ...
+
+
+@hookspec
+def register_backends(register: Callable[[Backend], None]) -> None:
+    """Bring backends: call `register` with each.
+
+    Called once per process when plugins are loaded, in any order; the return value is ignored. A name that
+    another plugin brought already is a `PluginError` naming both; so is whatever this hook raises.
+    Do not import anything heavy here: do that in the backend's methods.
+    """
+
+
+@hookspec
+def register_placements(register: Callable[[str, PlacementRule], None]) -> None:
+    """Bring placement rules under a name. When, order, return value and errors: as `register_backends`."""
+
+
+@hookspec
+def register_executors(register: Callable[[str, Executor], None]) -> None:
+    """Bring executors under a name. When, order, return value and errors: as `register_backends`."""
+
+
+@hookspec
+def register_aggregators(register: Callable[[str, Aggregator], None]) -> None:
+    """Bring aggregators under a name. When, order, return value and errors: as `register_backends`."""
