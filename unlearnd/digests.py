@@ -20,9 +20,7 @@ def digest_of(data: bytes | bytearray | memoryview) -> Digest:
 
 def canonical_json(value: object) -> bytes:
     """Return the one encoding of a JSON value that we hash: sorted keys, no spaces, UTF-8, no NaN."""
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    ).encode()
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def digest_of_json(value: object) -> Digest:

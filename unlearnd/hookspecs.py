@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    State = Mapping[str, NDArray[Any]]
-    """All that a constituent is after a step: weights, optimiser state, fitted statistics, by name."""
-
 hookspec = pluggy.HookspecMarker("unlearnd")
 hookimpl = pluggy.HookimplMarker("unlearnd")
+
+State = Mapping[str, "NDArray[Any]"]
+"""All that a constituent is after a step: weights, optimiser state, fitted statistics, by name."""
 
 Settings = Mapping[str, Any]
 """A backend's settings after validation: JSON values only, every default filled in."""

@@ -1,0 +1,415 @@
+"""Make every missing checkpoint: the one operation behind train, resume, erase and new data.
+
+Walk each shard's recipes in order, find the longest prefix of checkpoints that exist, train the rest. Nothing
+else decides what to train. A task does that for some shards: it holds their leases, reads their points once,
+and saves each state in the background while the next slice trains. When an erasure asks for a lease, the task
+stops, lets go and looks again at what is missing; what it had entered stays.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unlearnd.checkpoints import Standing, encode_state, path_of, read_state, standings
+from unlearnd.digests import Digest
+from unlearnd.errors import BackendError, BusyError, RefusedError, UnlearndError
+from unlearnd.hookspecs import Backend, Job, Points, Progress, State, Task
+from unlearnd.leases import Clock, Hold, Preempted, hold
+from unlearnd.ledger import Ledger, models, points
+from unlearnd.ledger.leases import build_lease, data_lease, ingest_lease
+from unlearnd.ledger.models import Build, Model, NewCheckpoint
+from unlearnd.ledger.points import Dataset
+from unlearnd.plugins import Plugins
+from unlearnd.recipes import Spec, epochs_at, samples_at, step_seed
+from unlearnd.slices import compute_roots, read_slices
+from unlearnd.steps import Step, reached
+from unlearnd.storage import Storage
+
+T = TypeVar("T")
+Report = Callable[[Progress], None]
+Trained = tuple[int, int, State, int, float]
+"""Shard, slice, the state after it, samples, seconds."""
+
+GROUP_BYTES = 1 << 30
+GROUP_SHARDS = 32
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """What a build would do."""
+
+    standings: tuple[Standing, ...]
+    samples: int
+    """Samples to train."""
+    from_scratch: int
+    """Samples that training everything would take."""
+    steps: int
+    """Checkpoints to make."""
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        return tuple(standing.shard for standing in self.standings if not standing.complete)
+
+
+class Watch:
+    """Somebody who wants to know how a build goes; this one looks away."""
+
+    def planned(self, model: str, plan: BuildPlan) -> None:
+        """Called once when it is known what there is to do, unless there is nothing."""
+
+    def progressed(self, progress: Progress) -> None:
+        """Called often; the samples of all calls add up to what is trained."""
+
+    def finished(self) -> None:
+        """Called once when there is nothing left to do."""
+
+
+def plan_build(ledger: Ledger, model: Model) -> BuildPlan:
+    """Return what is missing and what it costs."""
+    counts = points.counts_of(ledger, model.dataset_id)
+    found = standings(ledger, model)
+    costs = {
+        standing.shard: cost_of(model.spec, model.sliceable, counts, standing.shard, standing.slices, standing.prefix)
+        for standing in found
+    }
+    scratch = sum(
+        cost_of(model.spec, model.sliceable, counts, standing.shard, standing.slices, 0) for standing in found
+    )
+    steps = sum(len(_steps(model, standing)) for standing in found)
+    return BuildPlan(tuple(found), sum(costs.values()), scratch, steps)
+
+
+def cost_of(
+    spec: Spec, sliceable: bool, counts: Mapping[tuple[int, int], int], shard: int, slices: int, prefix: int
+) -> int:
+    """Return the samples that bring a constituent from slice `prefix` to its last."""
+    if not sliceable:
+        whole = sum(counts.get((shard, slice_), 0) for slice_ in range(1, slices + 1))
+        return samples_at(spec.epochs, whole) if prefix < slices else 0
+    total = seen = 0
+    for slice_ in range(1, slices + 1):
+        here = counts.get((shard, slice_), 0)
+        seen += here
+        if slice_ > prefix and here:
+            total += samples_at(epochs_at(spec, slice_), seen)
+    return total
+
+
+def seal(ledger: Ledger, dataset: Dataset, clock: Clock) -> None:
+    """Close the slices filled so far, so that points given later go to new ones."""
+    if not all(generation.sealed for generation in points.generations(ledger, dataset.id)):
+        with hold(ledger, [ingest_lease(dataset.name)], clock):
+            points.seal(ledger, dataset.id, clock())
+        reached(Step.BUILD_SEALED)
+
+
+def build(
+    ledger: Ledger,
+    plugins: Plugins,
+    model: Model,
+    store: str,
+    work: Callable[[Task, Report], None],
+    clock: Clock,
+    *,
+    executor: str,
+    workers: int,
+    device: str,
+    build_id: str,
+    watch: Watch,
+) -> Build:
+    """Make every missing checkpoint of `model` and count what it took."""
+    check_backend(plugins, model)
+    run = plugins.executor(executor)
+    dataset = points.dataset_by_id(ledger, model.dataset_id)
+    started, begun = clock(), time.perf_counter()
+    samples = steps = 0
+
+    def count(progress: Progress) -> None:
+        nonlocal samples, steps
+        samples, steps = samples + progress.samples, steps + progress.steps
+        watch.progressed(progress)
+
+    seal(ledger, dataset, clock)
+    plan = plan_build(ledger, model)
+    scratch = plan.from_scratch
+    if plan.missing:
+        watch.planned(model.name, plan)
+    while plan.missing:
+        run(_tasks(plan, model, store, device, workers), work, count, workers)
+        # An erasure may have come in between: look again rather than trust what was planned.
+        plan = plan_build(ledger, model)
+    watch.finished()
+    result = Build(build_id, model.name, samples, scratch, steps, time.perf_counter() - begun)
+    if steps:
+        models.count_build(ledger, model, result, started, clock())
+        reached(Step.BUILD_COUNTED)
+    return result
+
+
+def check_backend(plugins: Plugins, model: Model) -> Backend:
+    """Return the backend of a model; raise unless it is the very version the model was declared with."""
+    backend = plugins.backend(model.spec.backend)
+    if backend.version != model.spec.backend_version:
+        raise RefusedError(
+            f"model '{model.name}' was declared with {backend.name} {model.spec.backend_version}, installed is "
+            f"{backend.version}, which may train other bits: install that version, or train a new model"
+        )
+    return backend
+
+
+def build_task(ledger: Ledger, storage: Storage, plugins: Plugins, task: Task, clock: Clock, report: Report) -> None:
+    """Make the missing checkpoints of some shards of a model."""
+    model = models.model_named(ledger, task.model)
+    dataset = points.dataset_by_id(ledger, model.dataset_id)
+    backend = check_backend(plugins, model)
+    for group in _groups(ledger, dataset, backend, task.shards):
+        while True:
+            _fill_roots(ledger, storage, dataset, group, clock)
+            names = [build_lease(model.name, shard) for shard in group]
+            with hold(ledger, names, clock) as held:
+                try:
+                    _Group(ledger, storage, backend, model, dataset, group, task.device, held, clock, report).build()
+                    break
+                except Preempted:
+                    continue
+
+
+def _tasks(plan: BuildPlan, model: Model, store: str, device: str, workers: int) -> list[Task]:
+    """Share the missing shards out to the workers, the longest first, each to whoever has least."""
+    loads: list[tuple[int, list[int]]] = [(0, []) for _ in range(min(workers, len(plan.missing)))]
+    by_length = sorted(plan.standings, key=lambda standing: (standing.prefix, standing.shard))
+    for standing in by_length:
+        if not standing.complete:
+            least = min(range(len(loads)), key=lambda i: loads[i][0])
+            load, shards = loads[least]
+            loads[least] = (load + standing.slices**2 - standing.prefix**2, [*shards, standing.shard])
+    return [Task(store, model.name, tuple(sorted(shards)), device) for _, shards in loads]
+
+
+def _groups(ledger: Ledger, dataset: Dataset, backend: Backend, shards: Sequence[int]) -> Iterable[tuple[int, ...]]:
+    """Cut shards into groups that fit in memory; without `train_many` there is nothing to gain from a group."""
+    if not hasattr(backend, "train_many"):
+        return [(shard,) for shard in shards]
+    counts = points.counts_of(ledger, dataset.id)
+    width = int(np.prod(dataset.shape, dtype=np.int64)) * np.dtype(dataset.dtype).itemsize
+    groups: list[list[int]] = [[]]
+    size = 0
+    for shard in shards:
+        here = width * sum(count for place, count in counts.items() if place[0] == shard)
+        if groups[-1] and (size + here > GROUP_BYTES or len(groups[-1]) == GROUP_SHARDS):
+            groups.append([])
+            size = 0
+        groups[-1].append(shard)
+        size += here
+    return [tuple(group) for group in groups]
+
+
+def _fill_roots(ledger: Ledger, storage: Storage, dataset: Dataset, shards: Iterable[int], clock: Clock) -> None:
+    """Compute the roots of sealed slices that have none yet."""
+    last = max((g.last_slice for g in points.generations(ledger, dataset.id) if g.sealed), default=0)
+    known = points.roots_of(ledger, dataset.id)
+    for shard in shards:
+        if any((shard, slice_) not in known for slice_ in range(1, last + 1)):
+            with hold(ledger, [data_lease(dataset.name, shard)], clock):
+                here = points.roots_of_shard(ledger, dataset.id, shard)
+                missing = [slice_ for slice_ in range(1, last + 1) if slice_ not in here]
+                current = points.dataset_by_id(ledger, dataset.id)
+                points.enter_roots(ledger, dataset.id, shard, compute_roots(ledger, storage, current, shard, missing))
+            reached(Step.BUILD_ROOTS)
+
+
+def _steps(model: Model, standing: Standing) -> list[int]:
+    """Return the slices whose checkpoints are missing."""
+    if model.sliceable:
+        return list(range(standing.prefix + 1, standing.slices + 1))
+    return [] if standing.complete else [standing.slices]
+
+
+class _Group:
+    """Shards that are built together, step by step."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        storage: Storage,
+        backend: Backend,
+        model: Model,
+        dataset: Dataset,
+        shards: Sequence[int],
+        device: str,
+        held: Hold,
+        clock: Clock,
+        report: Report,
+    ) -> None:
+        self._ledger, self._storage, self._backend = ledger, storage, backend
+        self._model, self._dataset, self._device = model, dataset, device
+        self._held, self._clock, self._report = held, clock, report
+        # The order matters. Roots first, points after, then a look whether the roots still are those: points
+        # read before an erasure can then never be trained under a name made after it.
+        self._standings = {s.shard: s for s in standings(ledger, model, shards) if not s.complete}
+        classes = {label: index for index, label in enumerate(model.spec.classes)}
+        dataset = points.dataset_by_id(ledger, model.dataset_id)
+        self._class_of = np.array([classes.get(label, -1) for label in dataset.labels], np.int64)
+        self._points = {shard: self._read(shard) for shard in self._standings}
+        again = {s.shard: s for s in standings(ledger, model, shards) if not s.complete}
+        if again != self._standings:
+            raise Preempted("an erasure came in while points were read")
+        self._states: dict[int, State] = {}
+
+    def build(self) -> None:
+        """Train what is missing, slice by slice, all shards that lack a slice together."""
+        if not self._standings:
+            return
+        spec, settings = self._model.spec, self._model.spec.settings
+        for shard, standing in self._standings.items():
+            if standing.checkpoint is not None and self._model.sliceable:
+                self._states[shard] = read_state(self._storage, standing.checkpoint)
+            else:
+                seed = step_seed(self._model.seed, shard, 0)
+                self._states[shard] = self._ask(
+                    f"shard {shard}", self._backend.initial_state, settings, spec.shape, len(spec.classes), seed
+                )
+        writer = _Writer(self._enter)
+        try:
+            last = max(standing.slices for standing in self._standings.values())
+            for slice_ in range(1, last + 1):
+                lacking = [k for k, s in self._standings.items() if slice_ in _steps(self._model, s)]
+                if lacking:
+                    self._held.check()
+                    writer.put(self._train(slice_, lacking))
+        finally:
+            writer.close()
+        writer.check()
+
+    def _train(self, slice_: int, shards: Sequence[int]) -> list[Trained]:
+        """Train one slice for these shards; return (shard, slice, state, samples, seconds) of each."""
+        jobs: dict[int, Job] = {}
+        samples: dict[int, int] = {}
+        for shard in shards:
+            job = self._job(slice_, shard)
+            samples[shard] = 0
+            if job is not None:
+                jobs[shard] = job
+                samples[shard] = samples_at(job.epochs, len(job.points.y))
+        begun = time.perf_counter()
+
+        def on_progress(count: int) -> None:
+            self._report(Progress(shards[0] if len(shards) == 1 else 0, slice_, count))
+            self._held.check()
+
+        settings, what = self._model.spec.settings, f"slice {slice_}"
+        if len(jobs) > 1:
+            train_many: Callable[..., list[State]] = self._backend.train_many  # type: ignore[attr-defined]
+            trained = self._ask(what, train_many, settings, list(jobs.values()), self._device, on_progress)
+            self._states.update(zip(jobs, trained, strict=True))
+        else:
+            for shard, job in jobs.items():
+                self._states[shard] = self._ask(
+                    f"shard {shard}, {what}", self._backend.train, settings, job, self._device, on_progress
+                )
+        seconds, total = time.perf_counter() - begun, sum(samples.values()) or 1
+        return [(k, slice_, self._states[k], samples[k], seconds * samples[k] / total) for k in shards]
+
+    def _job(self, slice_: int, shard: int) -> Job | None:
+        """Return the step to train, or None where the slice has no points: the state is then passed on."""
+        x, y, ends = self._points[shard]
+        begin, end = ends[slice_ - 1], ends[slice_]
+        spec = self._model.spec
+        epochs: Fraction = epochs_at(spec, slice_) if self._model.sliceable else spec.epochs
+        if (begin == end and self._model.sliceable) or end == 0:
+            return None
+        seed = step_seed(self._model.seed, shard, slice_)
+        return Job(self._states[shard], Points(x[:end], y[:end]), epochs, seed)
+
+    def _read(self, shard: int) -> tuple[NDArray[Any], NDArray[np.int64], list[int]]:
+        """Return all points of a shard, slice after slice, and where each slice ends."""
+        found = read_slices(self._ledger, self._storage, self._dataset, shard)
+        slices = self._standings[shard].slices
+        ordered = [rows for slice_ in range(1, slices + 1) for rows in found.get(slice_, ())]
+        counts = [sum(map(len, found.get(slice_, ()))) for slice_ in range(1, slices + 1)]
+        ends = [0, *np.cumsum(counts).tolist()]
+        shape = (0, *self._dataset.shape)
+        x = np.concatenate([r.x for r in ordered]) if ordered else np.empty(shape, self._dataset.dtype)
+        labels = np.concatenate([r.label for r in ordered]) if ordered else np.empty(0, np.int32)
+        y = self._class_of[labels]
+        if (y < 0).any():
+            raise RefusedError(
+                f"dataset '{self._dataset.name}' has points of a class that model '{self._model.name}' "
+                "was not declared with"
+            )
+        return x, y, ends
+
+    def _ask(self, what: str, call: Callable[..., T], *arguments: object) -> T:
+        """Call the backend; whatever it raises of its own becomes a `BackendError`."""
+        try:
+            return call(*arguments)
+        except (UnlearndError, Preempted):
+            raise
+        except Exception as error:
+            raise BackendError(
+                f"backend '{self._backend.name}' failed at {what} of model '{self._model.name}': "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def _enter(self, trained: Sequence[Trained]) -> None:
+        """Make states durable, then known."""
+        written: list[NewCheckpoint] = []
+        objects: list[tuple[str, bytes]] = []
+        for shard, slice_, state, samples, seconds in trained:
+            recipe: Digest = self._standings[shard].recipes[slice_]
+            saved, path = encode_state(state), path_of(self._model.name, shard, recipe)
+            objects.append((path, saved.data))
+            written.append(
+                NewCheckpoint(shard, slice_, recipe, saved.file, saved.tensors, path, len(saved.data), samples, seconds)
+            )
+        self._held.check()
+        self._storage.write_many(objects)
+        reached(Step.BUILD_WRITTEN)
+        environment = self._backend.environment(self._device)
+        try:
+            models.enter_checkpoints(self._ledger, self._model, written, environment, self._held.holder, self._clock())
+        except BusyError as taken_over:
+            raise Preempted(str(taken_over)) from None
+        reached(Step.BUILD_ENTERED)
+        self._report(Progress(0, trained[0][1], 0, len(written)))
+
+
+class _Writer:
+    """Saves states in the background, in order; what goes wrong surfaces at the next `put` or at the end."""
+
+    def __init__(self, enter: Callable[[Sequence[Trained]], None]) -> None:
+        self._enter = enter
+        self._queue: queue.Queue[Sequence[Trained] | None] = queue.Queue(maxsize=2)
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="checkpoint writer")
+        self._thread.start()
+
+    def put(self, trained: Sequence[Trained]) -> None:
+        """Hand over states; wait where two lots are waiting already."""
+        self.check()
+        self._queue.put(trained)
+
+    def close(self) -> None:
+        """Wait until everything handed over is saved or has failed."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def check(self) -> None:
+        """Raise what went wrong, if anything did."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        while (trained := self._queue.get()) is not None:
+            if self._failure is None:
+                try:
+                    self._enter(trained)
+                except BaseException as failure:
+                    self._failure = failure

@@ -1,0 +1,128 @@
+"""Constituents' states as safetensors on storage.
+
+A checkpoint file holds the state and nothing else, so equal states are equal bytes; where it came from is in
+the ledger. It is named by its recipe. Two digests are kept: `file`, which storage is checked against, and
+`tensors`, which a replay is checked against.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+
+from unlearnd.digests import Digest, digest_of, digest_of_tensors
+from unlearnd.errors import DamagedStoreError, NotFoundError
+from unlearnd.hookspecs import State
+from unlearnd.ledger import Ledger, models, points
+from unlearnd.ledger.models import Checkpoint, Model
+from unlearnd.recipes import recipes
+from unlearnd.storage import Storage
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A state as bytes, with its digests."""
+
+    data: bytes
+    file: Digest
+    tensors: Digest
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a constituent is clean: which of its recipes have a checkpoint, derived and stored nowhere."""
+
+    shard: int
+    recipes: tuple[Digest, ...]
+    """recipe(k, 0) … as far as the slices have roots."""
+    slices: int
+    """How many slices the shard has."""
+    prefix: int
+    """Slices 1…prefix are in the checkpoint below; 0 when there is none."""
+    checkpoint: Checkpoint | None
+    chain: tuple[Checkpoint, ...]
+    """Every checkpoint of the clean prefix, first to last."""
+
+    @property
+    def complete(self) -> bool:
+        return self.prefix == self.slices
+
+
+def standings(ledger: Ledger, model: Model, shards: Iterable[int] | None = None) -> list[Standing]:
+    """Return for each shard the longest prefix of its recipes that exists.
+
+    Whatever was made from a slice that has changed since has no recipe here, and so is never found.
+    """
+    slices = points.generations(ledger, model.dataset_id)[-1].last_slice
+    wanted = list(shards) if shards is not None else list(range(1, model.spec.shards + 1))
+    roots = points.roots_of(ledger, model.dataset_id)
+    alone = wanted[0] if len(wanted) == 1 else None
+    existing = {(c.shard, c.slice, c.recipe): c for c in models.checkpoints_of(ledger, model.id, alone)}
+    found = []
+    for shard in wanted:
+        known = []
+        for slice_ in range(1, slices + 1):
+            if (shard, slice_) not in roots:
+                break
+            known.append(roots[shard, slice_])
+        names = recipes(model.spec, model.seed, shard, known, model.sliceable)
+        chain: list[Checkpoint] = []
+        if model.sliceable:
+            for step in range(1, len(names)):
+                checkpoint = existing.get((shard, step, names[step]))
+                if checkpoint is None:
+                    break
+                chain.append(checkpoint)
+            prefix = len(chain)
+        else:
+            # Trained whole: there is a checkpoint of everything, or there is none.
+            whole = existing.get((shard, slices, names[-1])) if len(names) > slices else None
+            chain = [whole] if whole else []
+            prefix = slices if whole else 0
+        found.append(Standing(shard, tuple(names), slices, prefix, chain[-1] if chain else None, tuple(chain)))
+    return found
+
+
+def folder_of(model: str, shard: int) -> str:
+    """Return the folder of a constituent's checkpoints."""
+    return f"checkpoints/{model}/{shard:04d}"
+
+
+def path_of(model: str, shard: int, recipe: Digest) -> str:
+    """Return the name of a checkpoint in storage."""
+    return f"{folder_of(model, shard)}/{recipe}.safetensors"
+
+
+def encode_state(state: State) -> Saved:
+    """Return a state as bytes: no metadata, whose order safetensors does not fix."""
+    tensors = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in state.items()}
+    data = bytes(save_tensors(tensors))
+    parts = ((name, value.dtype.str, value.shape, value.tobytes()) for name, value in tensors.items())
+    return Saved(data=data, file=digest_of(data), tensors=digest_of_tensors(parts))
+
+
+def read_state(storage: Storage, checkpoint: Checkpoint) -> State:
+    """Return the state of a checkpoint after checking that storage holds what the ledger recorded."""
+    try:
+        data = storage.read(checkpoint.path)
+    except NotFoundError:
+        raise DamagedStoreError(f"the ledger lists {checkpoint.path}, which storage lacks") from None
+    if digest_of(data) != checkpoint.file:
+        raise DamagedStoreError(f"{checkpoint.path} is not what the ledger recorded: its digest differs")
+    try:
+        return load_tensors(data)
+    except SafetensorError as error:
+        raise DamagedStoreError(f"{checkpoint.path} cannot be read: {error}") from None
+
+
+def destroy_all_but(storage: Storage, model: str, shard: int, keep: Iterable[str]) -> int:
+    """Destroy every object in a constituent's folder that is not to be kept; return how many there were.
+
+    Going by what storage lists, and not by what the ledger remembers, also finds what a killed builder left.
+    """
+    doomed = set(storage.list(folder_of(model, shard))) - set(keep)
+    storage.destroy(doomed)
+    return len(doomed)

@@ -1,0 +1,89 @@
+"""A store's settings file, `unlearnd.toml`.
+
+It says where ledger and storage are and how to build. It holds no secret, so it may be read by anyone who may
+see the store. Paths in it are relative to the folder it is in, so that a store can be moved as a whole.
+"""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from unlearnd.errors import DamagedStoreError, NotFoundError
+
+FILE_NAME = "unlearnd.toml"
+_SECTIONS: dict[str, dict[str, type]] = {
+    "store": {"id": str, "ledger": str, "storage": str},
+    "build": {"executor": str, "workers": int, "device": str},
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """What `unlearnd.toml` says."""
+
+    store_id: str
+    ledger: str
+    storage: str
+    executor: str = "serial"
+    workers: int = 1
+    device: str = "auto"
+
+
+def read_config(folder: Path) -> Config:
+    """Read the settings of the store in `folder`."""
+    path = folder / FILE_NAME
+    try:
+        given = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise NotFoundError(f"no store in {folder}: there is no {FILE_NAME}; `unlearnd init` makes one") from None
+    except (OSError, ValueError) as error:
+        raise DamagedStoreError(f"{path} cannot be read: {error}") from error
+    for section, entries in given.items():
+        known = _SECTIONS.get(section)
+        if known is None or not isinstance(entries, dict):
+            raise DamagedStoreError(f"{path} has an unknown section '{section}'; known: {', '.join(_SECTIONS)}")
+        for name, value in entries.items():
+            if name not in known or not isinstance(value, known[name]):
+                raise DamagedStoreError(
+                    f"{path}: [{section}] {name} is not a setting or of the wrong type; "
+                    f"settings: {', '.join(f'{n} ({t.__name__})' for n, t in known.items())}"
+                )
+    store = given.get("store", {})
+    missing = [name for name in _SECTIONS["store"] if name not in store]
+    if missing:
+        raise DamagedStoreError(f"{path}: [store] lacks {', '.join(missing)}")
+    return Config(store_id=store["id"], ledger=store["ledger"], storage=store["storage"], **given.get("build", {}))
+
+
+def write_config(folder: Path, config: Config) -> None:
+    """Write the settings of a new store."""
+    lines = [
+        "# Where this store keeps its ledger and its bytes; paths are relative to this file.",
+        "[store]",
+        f"id = {_quoted(config.store_id)}",
+        f"ledger = {_quoted(config.ledger)}",
+        f"storage = {_quoted(config.storage)}",
+        "",
+        "# How models are built: executor `serial` or `processes`; device `auto`, `cpu`, `cuda`, …",
+        "[build]",
+        f"executor = {_quoted(config.executor)}",
+        f"workers = {config.workers}",
+        f"device = {_quoted(config.device)}",
+    ]
+    (folder / FILE_NAME).write_text("\n".join(lines) + "\n")
+
+
+def find_store(start: Path) -> Path:
+    """Return the nearest folder at or above `start` that holds a store."""
+    for folder in (start, *start.parents):
+        if (folder / FILE_NAME).is_file():
+            return folder
+    raise NotFoundError(
+        f"no store here: neither {start} nor a folder above it has an {FILE_NAME}; "
+        "name one with --store or UNLEARND_STORE, or make one with `unlearnd init DIR`"
+    )
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,35 @@
+"""What comes in the box, registered through the same hooks as everybody else's."""
+
+from collections.abc import Callable
+
+from unlearnd.hookspecs import Aggregator, Backend, Executor, PlacementRule, hookimpl
+
+
+@hookimpl
+def register_backends(register: Callable[[Backend], None]) -> None:
+    from unlearnd.default_plugins.linear import LinearBackend  # numpy
+
+    register(LinearBackend())
+
+
+@hookimpl
+def register_placements(register: Callable[[str, PlacementRule], None]) -> None:
+    from unlearnd.placement import place  # numpy
+
+    register("uniform", lambda numbers, groups, shards, slices: place(numbers, shards, slices))
+
+
+@hookimpl
+def register_executors(register: Callable[[str, Executor], None]) -> None:
+    from unlearnd.executors import run_processes, run_serial
+
+    register("serial", run_serial)
+    register("processes", run_processes)
+
+
+@hookimpl
+def register_aggregators(register: Callable[[str, Aggregator], None]) -> None:
+    from unlearnd.aggregation import mean, vote  # numpy
+
+    register("vote", vote)
+    register("mean", mean)

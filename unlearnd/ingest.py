@@ -1,0 +1,411 @@
+"""Take points in: place them, write their slices, and enter all of it in the ledger at once.
+
+Batches come checked from `sources`. Slice data is written first, under names the ledger does not know; then
+one transaction makes the points exist. Killed before that transaction, an ingest leaves objects that belong
+to nobody, and the next one destroys them. Memory holds one buffer of features; who holds which position is
+spooled to an unnamed temporary file, so it does not grow with the data.
+"""
+
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unlearnd.digests import digest_of
+from unlearnd.errors import InputError, RefusedError, UnlearndError
+from unlearnd.hookspecs import PlacementRule
+from unlearnd.keys import HANDLE_BYTES, Keys, draw_id, draw_user_keys
+from unlearnd.leases import Clock, hold
+from unlearnd.ledger import Ledger, models, points
+from unlearnd.ledger.leases import ingest_lease
+from unlearnd.ledger.points import Dataset, Generation, Ingest, NewSegment, Users
+from unlearnd.packing import pack_many
+from unlearnd.placement import numbers_of_points, numbers_of_users
+from unlearnd.slices import Rows, encode_segment, folder_of
+from unlearnd.sources import Batch, Column, as_labels, decide_labels
+from unlearnd.steps import Step, reached
+from unlearnd.storage import Storage
+
+BUFFER_BYTES = 192 << 20
+_WRITERS = 8
+_BUCKETS = 64
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a dataset is cut up; the first ingest fixes it."""
+
+    shards: int
+    slices: int
+    unit: str = "user"
+    placement: str = "uniform"
+    classes: tuple[int | str, ...] | None = None
+    """The class labels, where they are declared and not taken from the data."""
+
+
+@dataclass(frozen=True)
+class Added:
+    """What an ingest added."""
+
+    dataset: Dataset
+    points: int
+    first: int
+    """The position of the first point added."""
+    slices: tuple[int, int]
+    """The first and last slice that took points."""
+
+
+def check_name(kind: str, name: str) -> None:
+    """Raise `InputError` unless `name` may name a dataset or a model: names become folders."""
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"'{name}' cannot name a {kind}: use 1 to 63 lower-case letters, digits, '.', '_' or '-', "
+            "beginning with a letter or digit"
+        )
+
+
+def ingest(
+    ledger: Ledger,
+    storage: Storage,
+    keys: Keys,
+    name: str,
+    batches: Iterable[Batch],
+    layout: Layout,
+    rules: Mapping[str, PlacementRule],
+    clock: Clock,
+    on_progress: Callable[[int], None] = lambda rows: None,
+) -> Added:
+    """Add points to the dataset `name`, creating it where it is new: all of them or none."""
+    check_name("dataset", name)
+    with hold(ledger, [ingest_lease(name)], clock):
+        destroy_leftovers(ledger, storage, name)
+        before = points.find_dataset(ledger, name)
+        check_layout(before, layout, rules)
+        generation = _generation(ledger, before, layout)
+        ingest_id = draw_id()
+        points.open_ingest(ledger, ingest_id, name, clock())
+        reached(Step.INGEST_OPENED)
+        try:
+            with tempfile.TemporaryFile() as spool_file:
+                rule = rules[before.placement if before else layout.placement]
+                intake = _Intake(ledger, storage, keys, name, before, layout, generation, rule, ingest_id)
+                spool = _Spool(spool_file)
+                for batch in batches:
+                    intake.take(batch, spool)
+                    on_progress(len(batch.x))
+                intake.flush()
+                after = intake.dataset()
+                reached(Step.INGEST_STAGED)
+                entered = Ingest(ingest_id, before, after, generation, intake.segments)
+                dataset = points.commit_ingest(ledger, entered, spool.users(), clock())
+        except BaseException:
+            # What stops this from tidying up must not hide why it failed; the next ingest tidies up too.
+            with suppress(UnlearndError):
+                destroy_leftovers(ledger, storage, name)
+            raise
+        reached(Step.INGEST_COMMITTED)
+    return Added(dataset, intake.position - intake.first, intake.first, (generation.first_slice, generation.last_slice))
+
+
+def destroy_leftovers(ledger: Ledger, storage: Storage, name: str) -> None:
+    """Destroy what ingests that never committed left in storage. The dataset's ingest lease must be held."""
+    for ingest_id in points.unfinished_ingests(ledger, name):
+        ending = f"-{ingest_id[:16]}.safetensors"
+        left = [path for path in storage.list(f"data/{name}") if ending in path]
+        storage.destroy(left)
+        points.forget_ingest(ledger, ingest_id)
+
+
+def check_layout(before: Dataset | None, layout: Layout, rules: Mapping[str, PlacementRule]) -> None:
+    """Raise unless this layout can be used: a new dataset's must make sense, an old one's must not change."""
+    if layout.shards < 1 or layout.slices < 1:
+        raise InputError(f"a dataset has at least 1 shard and 1 slice, not {layout.shards} and {layout.slices}")
+    if layout.unit not in ("user", "point"):
+        raise InputError(f"unit is 'user' or 'point', not '{layout.unit}'")
+    if layout.placement not in rules:
+        raise InputError(f"no placement '{layout.placement}'; installed: {', '.join(sorted(rules))}")
+    if before is None:
+        return
+    fixed = {"shards": before.shards, "unit": before.unit, "placement": before.placement}
+    for what, value in fixed.items():
+        if getattr(layout, what) != value:
+            raise RefusedError(
+                f"dataset '{before.name}' has {what} {value}, fixed by its first ingest; "
+                f"it cannot become {getattr(layout, what)}"
+            )
+    if layout.classes is not None and set(layout.classes) != set(before.labels):
+        raise RefusedError(f"the classes of dataset '{before.name}' were fixed by an earlier ingest")
+
+
+def _generation(ledger: Ledger, before: Dataset | None, layout: Layout) -> Generation:
+    """Return the slices that take new points: those still open, or new ones behind the sealed."""
+    if before is None:
+        return Generation(0, 1, layout.slices, False)
+    last = points.generations(ledger, before.id)[-1]
+    if not last.sealed:
+        return last
+    return Generation(last.number + 1, last.last_slice + 1, layout.slices, False)
+
+
+class _Intake:
+    """Batches on their way into slices."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        storage: Storage,
+        keys: Keys,
+        name: str,
+        before: Dataset | None,
+        layout: Layout,
+        generation: Generation,
+        rule: PlacementRule,
+        ingest_id: str,
+    ) -> None:
+        self._storage, self._keys, self._layout = storage, keys, layout
+        self._name, self._before, self._rule = name, before, rule
+        self._generation, self._ingest_id = generation, ingest_id
+        self._shards = before.shards if before else layout.shards
+        self._labels = {str(label): code for code, label in enumerate(_known_labels(before, layout))}
+        self._labels_fixed = bool(layout.classes) or (before is not None and before.labels_declared)
+        self._modelled = before is not None and bool(models.models(ledger, before.id))
+        self._groups = {group: code for code, group in enumerate(before.groups if before else ())}
+        self._like: Batch | None = None
+        self._buffer: list[tuple[Rows, NDArray[np.int64]]] = []
+        self._buffered = 0
+        self.first = before.points if before else 0
+        self.position = self.first
+        self.segments: list[NewSegment] = []
+
+    def take(self, batch: Batch, spool: "_Spool") -> None:
+        """Check a batch against the dataset, place its points and buffer them."""
+        assert batch.user is not None
+        assert batch.label is not None
+        self._check_like(batch)
+        label = self._label_codes(batch, batch.label)
+        group = None if batch.group is None else self._group_codes(batch.group)
+        users = [str(value) for value in batch.user.values]
+        handles = np.frombuffer(b"".join(self._keys.handles(users)), np.uint8).reshape(-1, HANDLE_BYTES)
+        numbers = numbers_of_users(users, self._keys.placement)
+        codes = batch.user.codes
+        if (self._before.unit if self._before else self._layout.unit) == "point":
+            texts = [str(value) for value in batch.label.values]
+            named = np.asarray(texts)[batch.label.codes]
+            row_numbers = numbers_of_points(batch.x, named.tolist(), numbers[codes], self._keys.placement)
+            shard, slice_ = self._rule(row_numbers, None, self._shards, self._generation.slices)
+        else:
+            user_shard, user_slice = self._rule(numbers, None, self._shards, self._generation.slices)
+            shard, slice_ = user_shard[codes], user_slice[codes]
+        slice_ = slice_ + (self._generation.first_slice - 1)
+        position = np.arange(self.position, self.position + len(batch.x), dtype=np.int64)
+        self.position += len(batch.x)
+        spool.add(handles, codes, shard, slice_, position)
+        place = shard * (self._generation.last_slice + 1) + slice_
+        self._buffer.append((Rows(batch.x, label, position, handles[codes], group), place))
+        self._buffered += batch.x.nbytes
+        if self._buffered >= BUFFER_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the buffered points as one segment per place that has any."""
+        if not self._buffer:
+            if not self.segments:
+                raise InputError("there is nothing to ingest: the data has no rows")
+            return
+        width = self._generation.last_slice + 1
+        sorted_: list[tuple[Rows, NDArray[np.int64], NDArray[np.int64]]] = []
+        for rows, place in self._buffer:
+            order = np.argsort(place, kind="stable")
+            sorted_.append((rows, order, place[order]))
+
+        def write(place: int) -> NewSegment:
+            parts = []
+            for rows, order, places in sorted_:
+                begin, end = np.searchsorted(places, [place, place + 1])
+                if end > begin:
+                    parts.append(_take_rows(rows, order[begin:end]))
+            joined = parts[0] if len(parts) == 1 else _join(parts)
+            shard, slice_ = divmod(place, width)
+            data = encode_segment(joined)
+            first = int(joined.position[0])
+            path = f"{folder_of(self._name, shard, slice_)}/{first:012d}-{self._ingest_id[:16]}.safetensors"
+            self._storage.write(path, data)
+            return NewSegment(shard, slice_, first, path, digest_of(data), len(joined))
+
+        occupied = np.unique(np.concatenate([place for _, place in self._buffer])).tolist()
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            self.segments.extend(pool.map(write, occupied))
+        self._buffer, self._buffered = [], 0
+        reached(Step.INGEST_SEGMENTS)
+
+    def dataset(self) -> Dataset:
+        """Return the dataset as it will be once this ingest is entered."""
+        values: tuple[int | str, ...] = tuple(self._labels)
+        kind = self._before.label_kind if self._before else decide_labels(values)
+        values = as_labels(values, "int" if kind == "int" else "str")
+        if self._before is not None:
+            return replace(self._before, labels=values, groups=tuple(self._groups), points=self.position)
+        assert self._like is not None
+        layout, like = self._layout, self._like
+        return Dataset(
+            id=0,
+            name=self._name,
+            unit=layout.unit,
+            placement=layout.placement,
+            shards=layout.shards,
+            dtype=str(like.x.dtype),
+            shape=tuple(like.x.shape[1:]),
+            columns=like.columns,
+            label_kind=kind,
+            labels=values,
+            labels_declared=self._labels_fixed,
+            groups=tuple(self._groups),
+            points=self.position,
+            version=0,
+        )
+
+    def _check_like(self, batch: Batch) -> None:
+        """Raise `InputError` where a batch is unlike the dataset. (Files of one call are alike already.)"""
+        if self._like is None:
+            self._like = replace(batch, x=batch.x[:0], user=None, label=None, group=None)
+        if self._before is None:
+            return
+        old, where = self._before, f"{batch.source}, row {batch.first_row}"
+        if tuple(batch.x.shape[1:]) != old.shape or str(batch.x.dtype) != old.dtype:
+            raise InputError(
+                f"{where}: features are {batch.x.dtype} of shape {tuple(batch.x.shape[1:])}, "
+                f"but dataset '{old.name}' has {old.dtype} of shape {old.shape}"
+            )
+        if batch.columns is not None and old.columns is not None and batch.columns != old.columns:
+            raise InputError(f"{batch.source}: its feature columns are not those of dataset '{old.name}', in order")
+        if (batch.group is not None) != bool(old.groups):
+            has = "has" if old.groups else "has no"
+            raise InputError(f"{batch.source}: dataset '{old.name}' {has} groups, so every ingest into it must agree")
+
+    def _label_codes(self, batch: Batch, column: Column) -> NDArray[np.int32]:
+        kind = self._before.label_kind if self._before else None
+        codes = np.empty(len(column.values), np.int32)
+        for index, value in enumerate(column.values):
+            text = str(value)
+            if text not in self._labels:
+                problem = self._problem_with_new_label(text, kind)
+                if problem:
+                    row = batch.first_row + int(np.flatnonzero(column.codes == index)[0])
+                    raise InputError(f"{batch.source}, row {row}, label column: {problem}")
+            codes[index] = self._labels.setdefault(text, len(self._labels))
+        return codes[column.codes]
+
+    def _problem_with_new_label(self, text: str, kind: str | None) -> str | None:
+        if kind == "int" and decide_labels([text]) != "int":
+            return f"the label is text, but the labels of dataset '{self._name}' are integers"
+        if self._labels_fixed:
+            return f"the label is none of the {len(self._labels)} classes declared for dataset '{self._name}'"
+        if self._modelled:
+            return f"the label is new, but models were declared on dataset '{self._name}' with the classes it had"
+        return None
+
+    def _group_codes(self, column: Column) -> NDArray[np.int32]:
+        known = [self._groups.setdefault(str(value), len(self._groups)) for value in column.values]
+        return np.asarray(known, np.int32)[column.codes]
+
+
+class _Spool:
+    """Who holds which positions, on disk until the ledger takes it.
+
+    Users are kept in buckets by the first bits of their handle, so that at the end each bucket is sorted and
+    packed on its own, and the ledger gets its rows in ascending order.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._pieces: list[list[tuple[int, int]]] = [[] for _ in range(_BUCKETS)]
+        self._record = np.dtype(
+            [("high", ">u8"), ("low", ">u8"), ("shard", "<i4"), ("slice", "<i4"), ("position", "<i8")]
+        )
+
+    def add(
+        self,
+        handles: NDArray[np.uint8],
+        codes: NDArray[np.int64],
+        shard: NDArray[np.int64],
+        slice_: NDArray[np.int64],
+        position: NDArray[np.int64],
+    ) -> None:
+        """Put away one batch: handles of its distinct users, and for each row its user, place and position."""
+        halves = np.ascontiguousarray(handles).view(">u8").astype(np.uint64)
+        bucket = (halves[:, 0] >> np.uint64(64 - 6)).astype(np.int64)[codes]
+        order = np.argsort(bucket, kind="stable")
+        records = np.empty(len(order), self._record)
+        owners = codes[order]
+        records["high"], records["low"] = halves[owners, 0], halves[owners, 1]
+        records["shard"], records["slice"], records["position"] = shard[order], slice_[order], position[order]
+        edges = np.searchsorted(bucket[order], np.arange(_BUCKETS + 1)).tolist()
+        start = self._file.seek(0, 2)
+        self._file.write(records.data)
+        size = self._record.itemsize
+        for number in range(_BUCKETS):
+            begin, end = edges[number], edges[number + 1]
+            if end > begin:
+                self._pieces[number].append((start + begin * size, end - begin))
+
+    def users(self) -> Iterator[Users]:
+        """Give everything back, bucket by bucket, packed."""
+        for pieces in self._pieces:
+            if pieces:
+                yield self._bucket(pieces)
+
+    def _bucket(self, pieces: list[tuple[int, int]]) -> Users:
+        parts = []
+        for offset, count in pieces:
+            self._file.seek(offset)
+            parts.append(np.frombuffer(self._file.read(count * self._record.itemsize), self._record))
+        records = np.concatenate(parts)
+        high, low = records["high"].astype(np.uint64), records["low"].astype(np.uint64)
+        # Pieces are in order of arrival and the sort is stable, so positions stay ascending.
+        order = np.lexsort((records["slice"], records["shard"], low, high))
+        records, high, low = records[order], high[order], low[order]
+        new_user = np.concatenate([[True], (np.diff(high) != 0) | (np.diff(low) != 0)])
+        new_place = new_user.copy()
+        new_place[1:] |= (np.diff(records["shard"]) != 0) | (np.diff(records["slice"]) != 0)
+        starts = np.flatnonzero(new_place)
+        packed = pack_many(records["position"], np.append(starts, len(records)))
+        firsts = records[starts]
+        owners = np.stack([firsts["high"], firsts["low"]], axis=1).astype(">u8").tobytes()
+        handles = [owners[i : i + HANDLE_BYTES] for i in range(0, len(owners), HANDLE_BYTES)]
+        distinct = [handle for handle, new in zip(handles, new_user[starts].tolist(), strict=True) if new]
+        places = zip(
+            handles,
+            firsts["shard"].tolist(),
+            firsts["slice"].tolist(),
+            firsts["position"].tolist(),
+            packed,
+            strict=True,
+        )
+        return Users(list(zip(distinct, draw_user_keys(len(distinct)), strict=True)), list(places))
+
+
+def _known_labels(before: Dataset | None, layout: Layout) -> tuple[int | str, ...]:
+    return before.labels if before else layout.classes or ()
+
+
+def _take_rows(rows: Rows, index: NDArray[np.int64]) -> Rows:
+    group = None if rows.group is None else rows.group[index]
+    return Rows(rows.x[index], rows.label[index], rows.position[index], rows.owner[index], group)
+
+
+def _join(parts: list[Rows]) -> Rows:
+    first = parts[0]
+    return Rows(
+        x=np.concatenate([part.x for part in parts]),
+        label=np.concatenate([part.label for part in parts]),
+        position=np.concatenate([part.position for part in parts]),
+        owner=np.concatenate([part.owner for part in parts]),
+        group=None if first.group is None else np.concatenate([p.group for p in parts if p.group is not None]),
+    )

@@ -1,0 +1,133 @@
+"""Hold leases for as long as a piece of work takes.
+
+Whoever writes a shard holds its lease. A thread renews it while the work goes on; if the process dies, the
+lease runs out, and a process on the same machine sees at once that the holder is gone. An erasure never waits
+for a training to end: it asks for the lease, and the builder stops at its next word of progress.
+"""
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from unlearnd.errors import BusyError, UnlearndError
+from unlearnd.ledger import Ledger, leases
+
+Clock = Callable[[], datetime]
+
+_SECONDS = 30.0
+_RENEW_EVERY = 5.0
+_LOOK_EVERY = 0.2
+
+
+class Preempted(Exception):
+    """Somebody with a better claim wants what this work holds: stop, let go, plan again."""
+
+
+class Hold:
+    """Leases that are being held."""
+
+    def __init__(self, names: Sequence[str], holder: str) -> None:
+        self.names = tuple(names)
+        self.holder = holder
+        self._stop = threading.Event()
+        self._lost = threading.Event()
+
+    def check(self) -> None:
+        """Raise `Preempted` when somebody wants these leases or has them already."""
+        if self._lost.is_set():
+            raise Preempted(", ".join(self.names))
+
+    def _keep(self, ledger: Ledger, clock: Clock) -> None:
+        renewed = time.monotonic()
+        while not self._stop.wait(_LOOK_EVERY):
+            due = time.monotonic() - renewed > _RENEW_EVERY
+            try:
+                if due:
+                    mine, wanted = leases.renew(ledger, self.holder, clock().timestamp() + _SECONDS)
+                    renewed = time.monotonic()
+                else:
+                    mine, wanted = leases.look(ledger, self.holder)
+            except UnlearndError:
+                # The ledger is busy or away. The lease lives on for a while; past that it may be another's.
+                if time.monotonic() - renewed > _SECONDS:
+                    self._lost.set()
+                continue
+            if wanted or not mine.issuperset(self.names):
+                self._lost.set()
+
+
+@contextmanager
+def hold(
+    ledger: Ledger, names: Sequence[str], clock: Clock, *, preempt: bool = False, patience: float = 120.0
+) -> Iterator[Hold]:
+    """Hold all of `names` for the length of a `with` block.
+
+    All are taken together or none, so two holders never wait for each other. With `preempt`, whoever holds
+    one is asked to let go. Raise `BusyError` when they cannot be had within `patience` seconds.
+    """
+    held = Hold(sorted(names), f"{_this_process()}/{secrets.token_hex(4)}")
+    _take(ledger, held, clock, preempt, patience)
+    keeper = threading.Thread(target=held._keep, args=(ledger, clock), name="lease keeper", daemon=True)
+    keeper.start()
+    try:
+        yield held
+    finally:
+        held._stop.set()
+        keeper.join()
+        leases.drop(ledger, held.holder)
+
+
+def _take(ledger: Ledger, held: Hold, clock: Clock, preempt: bool, patience: float) -> None:
+    give_up = time.monotonic() + patience
+    dead: list[str] = []
+    while True:
+        now = clock().timestamp()
+        blocking = leases.take(ledger, held.names, held.holder, now + _SECONDS, now, dead)
+        if not blocking:
+            return
+        gone = [lease.holder for lease in blocking if _is_dead(lease.holder)]
+        if set(gone) - set(dead):
+            dead = gone
+            continue
+        if preempt:
+            leases.want(ledger, [lease.name for lease in blocking])
+        if time.monotonic() > give_up:
+            first = blocking[0]
+            host, pid = first.holder.split("/")[:2]
+            raise BusyError(f"process {pid} on {host} is at work on {first.name}; try again when it is done")
+        time.sleep(0.05)
+
+
+def _this_process() -> str:
+    pid = os.getpid()
+    return f"{socket.gethostname().replace('/', '-')}/{pid}/{_started(pid)}"
+
+
+def _is_dead(holder: str) -> bool:
+    """Say whether the holder was a process of this machine that has ended."""
+    host, pid, started = holder.split("/")[:3]
+    if host != socket.gethostname().replace("/", "-"):
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return started != _started(int(pid))
+
+
+def _started(pid: int) -> str:
+    """Return when a process started, in the kernel's ticks, so that a reused pid is told apart."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "unknown"
+    # A killed process that nobody has waited for is still listed, as a zombie.
+    return "ended" if fields[0] in "ZX" else fields[19]

@@ -1,0 +1,147 @@
+"""Open a ledger and run transactions on it.
+
+SQLite is used so that nothing deleted stays readable: `secure_delete` overwrites freed bytes, and `scrub`
+empties the write-ahead log, which would otherwise keep old pages. Writers take the lock when they begin, so a
+transaction never fails half-way because another one was quicker.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
+from sqlmodel import SQLModel
+
+from unlearnd.errors import DamagedStoreError, InputError, NotFoundError, StorageError
+from unlearnd.ledger.tables import SCHEMA
+
+_BUSY_SECONDS = 60
+
+
+def stamp(now: datetime) -> str:
+    """Return a moment as it is stored: UTC, to the second."""
+    return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def many(connection: Connection, sql: str, rows: Iterable[tuple[Any, ...]]) -> None:
+    """Run a statement once per row, in the driver; no rows, nothing done."""
+    listed = list(rows)
+    if listed:
+        connection.exec_driver_sql(sql, listed)
+
+
+class Ledger:
+    """An open ledger. Close it when done."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        try:
+            parsed = make_url(url)
+            self._path = Path(parsed.database) if parsed.database and parsed.drivername == "sqlite" else None
+            self._engine = create_engine(parsed, connect_args={"timeout": _BUSY_SECONDS})
+        except (ArgumentError, NoSuchModuleError, ImportError) as error:
+            raise InputError(f"the ledger URL cannot be used: {error}") from error
+        if self._path is None:
+            raise InputError("this release keeps its ledger in SQLite: give a URL that begins with sqlite:///")
+        _prepare_sqlite(self._engine)
+        self._writer = self._engine.execution_options(unlearnd_write=True)
+        self._peeker = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    @classmethod
+    def create(cls, url: str) -> "Ledger":
+        """Make an empty ledger at `url`."""
+        ledger = cls(url)
+        assert ledger._path is not None
+        ledger._path.touch(mode=0o600)
+        with ledger.write() as connection:
+            SQLModel.metadata.create_all(connection)
+            connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)")
+            connection.exec_driver_sql("INSERT INTO alembic_version VALUES (?)", (SCHEMA,))
+        return ledger
+
+    @classmethod
+    def open(cls, url: str) -> "Ledger":
+        """Open the ledger at `url`; raise when there is none or when it has another schema."""
+        ledger = cls(url)
+        if ledger._path is not None and not ledger._path.exists():
+            raise NotFoundError(f"there is no ledger at {ledger._path}")
+        try:
+            with ledger.read() as connection:
+                found = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+        except StorageError as error:
+            raise DamagedStoreError(f"{ledger._path} is not a ledger of this store") from error
+        if found != SCHEMA:
+            raise DamagedStoreError(
+                f"the ledger has schema {found}, this release needs {SCHEMA}: run `unlearnd migrate`"
+            )
+        return ledger
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._engine.dispose()
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """Run one transaction that writes: all of it or nothing."""
+        with _translated(), self._writer.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """Run queries that see one moment of the ledger."""
+        with _translated(), self._engine.begin() as connection:
+            yield connection
+
+    def peek(self, sql: str, *values: Any) -> Any:
+        """Return one value by the shortest way: for what is asked before every answer."""
+        with _translated(), self._peeker.connect() as connection:
+            return connection.exec_driver_sql(sql, values).scalar()
+
+    def scrub(self, patience: float = 10.0) -> None:
+        """Make what was deleted unreadable in the database's files."""
+        deadline = time.monotonic() + patience
+        while True:
+            with _translated(), self._peeker.connect() as connection:
+                row = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
+            if row[0] == 0:
+                return
+            if time.monotonic() > deadline:
+                raise StorageError("the ledger's write-ahead log cannot be emptied: another process keeps reading it")
+            time.sleep(0.05)
+
+
+def _prepare_sqlite(engine: Engine) -> None:
+    @event.listens_for(engine, "connect")
+    def connect(dbapi_connection: Any, _record: Any) -> None:
+        # The driver's own BEGIN comes too late and never takes the write lock: we say it ourselves.
+        dbapi_connection.isolation_level = None
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "secure_delete=ON",
+            "foreign_keys=ON",
+            "temp_store=MEMORY",
+        ):
+            dbapi_connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        options = connection.get_execution_options()
+        if options.get("isolation_level") != "AUTOCOMMIT":
+            connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get("unlearnd_write") else "BEGIN")
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Turn what the database raises into our errors, without the values it was given."""
+    try:
+        yield
+    except OperationalError as error:
+        raise StorageError(f"the ledger cannot be used: {error.orig}") from None
+    except DBAPIError as error:
+        raise DamagedStoreError(f"the ledger refused a change: {error.orig}") from None

@@ -1,0 +1,205 @@
+"""Erasures: requests, their steps, what came of them."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from unlearnd.digests import Digest
+from unlearnd.ledger.connection import Ledger, many, stamp
+from unlearnd.ledger.points import Holding
+
+
+@dataclass(frozen=True)
+class Request:
+    """One user (by handle) or one point (by dataset and position) to erase."""
+
+    id: str
+    erasure_id: str
+    handle: bytes | None
+    dataset: str | None
+    position: int | None
+    outcome: Mapping[str, Any] | None
+    """None until the points are marked; complete once the erasure's influence is removed."""
+
+
+@dataclass(frozen=True)
+class Erasure:
+    """Requests carried out together."""
+
+    id: str
+    received_at: str
+    marked_at: str | None
+    influence_removed_at: str | None
+    rebuilt_at: str | None
+    touched: tuple[tuple[int, int], ...]
+    """(dataset id, shard) pairs to clean."""
+
+
+@dataclass(frozen=True)
+class Marking:
+    """All that one transaction changes when points are marked erased."""
+
+    dropped: Sequence[tuple[int, bytes, int]]
+    """(segment id, positions erased but still in its object, live points left)."""
+    roots: Sequence[tuple[int, int, int, Digest]]
+    """(dataset id, shard, slice, new root)."""
+    gone: Sequence[Holding]
+    shrunk: Sequence[tuple[Holding, int, bytes]]
+    """(holding, its new first position, its new positions)."""
+    shredded: Sequence[bytes]
+    """Handles of users whose key is destroyed."""
+    outcomes: Mapping[str, Mapping[str, Any]]
+    """By request id."""
+    touched: Sequence[tuple[int, int]]
+
+
+_ERASURE = "SELECT id, received_at, marked_at, influence_removed_at, rebuilt_at, touched FROM erasure"
+_REQUEST = "SELECT id, erasure_id, handle, dataset, position, outcome FROM request"
+
+
+def record_erasure(ledger: Ledger, erasure_id: str, requests: Sequence[Request], now: datetime) -> None:
+    """Record requests to be carried out together."""
+    with ledger.write() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO erasure (id, received_at, touched) VALUES (?, ?, '[]')", (erasure_id, stamp(now))
+        )
+        many(
+            connection,
+            "INSERT INTO request (id, erasure_id, number, handle, dataset, position) VALUES (?, ?, ?, ?, ?, ?)",
+            [(r.id, erasure_id, n, r.handle, r.dataset, r.position) for n, r in enumerate(requests)],
+        )
+
+
+def erasure_by_id(ledger: Ledger, erasure_id: str) -> Erasure:
+    """Return an erasure that is known to exist."""
+    with ledger.read() as connection:
+        return _erasure(connection.exec_driver_sql(f"{_ERASURE} WHERE id = ?", (erasure_id,)).one())
+
+
+def unfinished_erasures(ledger: Ledger) -> list[Erasure]:
+    """Return the erasures that were recorded and whose influence is not known to be removed, oldest first."""
+    with ledger.read() as connection:
+        rows = connection.exec_driver_sql(f"{_ERASURE} WHERE influence_removed_at IS NULL ORDER BY received_at, rowid")
+        return [_erasure(row) for row in rows]
+
+
+def erasures_to_rebuild(ledger: Ledger) -> list[Erasure]:
+    """Return the erasures after which no build has ended yet."""
+    with ledger.read() as connection:
+        rows = connection.exec_driver_sql(
+            f"{_ERASURE} WHERE influence_removed_at IS NOT NULL AND rebuilt_at IS NULL ORDER BY received_at, rowid"
+        )
+        return [_erasure(row) for row in rows]
+
+
+def requests_of(ledger: Ledger, erasure_id: str) -> list[Request]:
+    """Return the requests of an erasure in the order they were given."""
+    with ledger.read() as connection:
+        rows = connection.exec_driver_sql(f"{_REQUEST} WHERE erasure_id = ? ORDER BY number", (erasure_id,))
+        return [_request(row) for row in rows]
+
+
+def last_requests(
+    ledger: Ledger, handles: Iterable[bytes], points: Iterable[tuple[str, int]]
+) -> dict[bytes | tuple[str, int], Request]:
+    """Return the newest request about each user or point that has one."""
+    newest: dict[bytes | tuple[str, int], Request] = {}
+    with ledger.read() as connection:
+        for handle in handles:
+            row = connection.exec_driver_sql(
+                f"{_REQUEST} WHERE handle = ? ORDER BY rowid DESC LIMIT 1", (handle,)
+            ).one_or_none()
+            if row:
+                newest[handle] = _request(row)
+        for point in points:
+            row = connection.exec_driver_sql(
+                f"{_REQUEST} WHERE dataset = ? AND position = ? ORDER BY rowid DESC LIMIT 1", point
+            ).one_or_none()
+            if row:
+                newest[point] = _request(row)
+    return newest
+
+
+def mark_erased(ledger: Ledger, erasure_id: str, marking: Marking, now: datetime) -> None:
+    """Take the points out of the training set: from here on nothing made from them is served."""
+    with ledger.write() as connection:
+        many(
+            connection,
+            "UPDATE segment SET dropped = ?, live = ? WHERE id = ?",
+            [(dropped, live, segment_id) for segment_id, dropped, live in marking.dropped],
+        )
+        many(
+            connection,
+            "UPDATE slice SET root = ? WHERE dataset_id = ? AND shard = ? AND slice = ?",
+            [(root, dataset_id, shard, slice_) for dataset_id, shard, slice_, root in marking.roots],
+        )
+        place = "handle = ? AND dataset_id = ? AND shard = ? AND slice = ? AND first = ?"
+        many(
+            connection,
+            f"DELETE FROM holding WHERE {place}",
+            [(h.handle, h.dataset_id, h.shard, h.slice, h.first) for h in marking.gone],
+        )
+        many(
+            connection,
+            f"UPDATE holding SET first = ?, positions = ? WHERE {place}",
+            [
+                (first, positions, h.handle, h.dataset_id, h.shard, h.slice, h.first)
+                for h, first, positions in marking.shrunk
+            ],
+        )
+        many(
+            connection,
+            "UPDATE users SET key = NULL, erased_at = ? WHERE handle = ?",
+            [(stamp(now), handle) for handle in marking.shredded],
+        )
+        many(
+            connection,
+            "UPDATE request SET outcome = ? WHERE id = ?",
+            [(json.dumps(outcome), request_id) for request_id, outcome in marking.outcomes.items()],
+        )
+        connection.exec_driver_sql(
+            "UPDATE erasure SET marked_at = ?, touched = ? WHERE id = ?",
+            (stamp(now), json.dumps(sorted(marking.touched)), erasure_id),
+        )
+        many(
+            connection,
+            "UPDATE dataset SET version = version + 1 WHERE id = ?",
+            [(dataset_id,) for dataset_id in sorted({dataset_id for dataset_id, _ in marking.touched})],
+        )
+
+
+def influence_removed(
+    ledger: Ledger, erasure_id: str, outcomes: Mapping[str, Mapping[str, Any]], now: datetime
+) -> None:
+    """Record that nothing made from the erased points is left, with the complete outcomes."""
+    with ledger.write() as connection:
+        many(
+            connection,
+            "UPDATE request SET outcome = ? WHERE id = ?",
+            [(json.dumps(outcome), request_id) for request_id, outcome in outcomes.items()],
+        )
+        connection.exec_driver_sql(
+            "UPDATE erasure SET influence_removed_at = ? WHERE id = ? AND influence_removed_at IS NULL",
+            (stamp(now), erasure_id),
+        )
+
+
+def rebuilt(ledger: Ledger, erasure_ids: Iterable[str], now: datetime) -> None:
+    """Record that every model was back at full strength after these erasures."""
+    with ledger.write() as connection:
+        many(
+            connection,
+            "UPDATE erasure SET rebuilt_at = ? WHERE id = ? AND rebuilt_at IS NULL",
+            [(stamp(now), erasure_id) for erasure_id in erasure_ids],
+        )
+
+
+def _erasure(row: Any) -> Erasure:
+    pairs = tuple((pair[0], pair[1]) for pair in json.loads(row.touched))
+    return Erasure(**{**row._mapping, "touched": pairs})
+
+
+def _request(row: Any) -> Request:
+    return Request(**{**row._mapping, "outcome": json.loads(row.outcome) if row.outcome else None})

@@ -1,0 +1,221 @@
+"""Models, their checkpoints, and what each build cost."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from unlearnd.digests import Digest
+from unlearnd.errors import BusyError, NotFoundError
+from unlearnd.ledger.connection import Ledger, many, stamp
+from unlearnd.ledger.leases import build_lease
+from unlearnd.recipes import Spec
+
+
+@dataclass(frozen=True)
+class Model:
+    """A declared model: it never changes."""
+
+    id: int
+    name: str
+    dataset_id: int
+    spec: Spec
+    sliceable: bool
+    deterministic: bool
+    seed: int
+
+
+@dataclass(frozen=True)
+class NewCheckpoint:
+    """A checkpoint that has been written and is not in the ledger yet."""
+
+    shard: int
+    slice: int
+    recipe: Digest
+    file: Digest
+    tensors: Digest
+    path: str
+    size: int
+    samples: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Checkpoint(NewCheckpoint):
+    """A checkpoint that the ledger knows."""
+
+    id: int
+    environment: Mapping[str, str]
+    built_at: str
+
+
+@dataclass(frozen=True)
+class Build:
+    """What a build did: samples trained, against all that training from scratch would take."""
+
+    id: str
+    model: str
+    samples: int
+    from_scratch: int
+    checkpoints: int
+    seconds: float
+
+
+_MODEL = "SELECT id, name, dataset_id, spec, sliceable, deterministic, seed FROM model"
+_CHECKPOINT = (
+    "SELECT shard, slice, recipe, file, tensors, path, size, samples, seconds, id, environment, built_at "
+    "FROM checkpoint WHERE destroyed_at IS NULL AND model_id = ?"
+)
+
+
+def models(ledger: Ledger, dataset_id: int | None = None) -> list[Model]:
+    """Return all models by name, or those of one dataset."""
+    with ledger.read() as connection:
+        rows = connection.exec_driver_sql(f"{_MODEL} ORDER BY name")
+        return [_model(row) for row in rows if dataset_id in (None, row.dataset_id)]
+
+
+def find_model(ledger: Ledger, name: str) -> Model | None:
+    """Return the model of that name, or None where there is none."""
+    with ledger.read() as connection:
+        row = connection.exec_driver_sql(f"{_MODEL} WHERE name = ?", (name,)).one_or_none()
+    return _model(row) if row else None
+
+
+def model_named(ledger: Ledger, name: str) -> Model:
+    """Return the model of that name or raise `NotFoundError`."""
+    found = find_model(ledger, name)
+    if found is None:
+        names = ", ".join(model.name for model in models(ledger)) or "none"
+        raise NotFoundError(f"no model '{name}'; there are: {names}")
+    return found
+
+
+def declare_model(
+    ledger: Ledger,
+    name: str,
+    dataset_id: int,
+    spec: Spec,
+    *,
+    sliceable: bool,
+    deterministic: bool,
+    seed: int,
+    now: datetime,
+) -> Model:
+    """Record a model under a name that is free; its seed is fixed from here on."""
+    with ledger.write() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO model (name, dataset_id, spec, sliceable, deterministic, seed, declared_at) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (name, dataset_id, json.dumps(spec.as_json()), sliceable, deterministic, seed, stamp(now)),
+        )
+    return model_named(ledger, name)
+
+
+def checkpoints_of(ledger: Ledger, model_id: int, shard: int | None = None) -> list[Checkpoint]:
+    """Return the checkpoints that are not destroyed, by shard and slice."""
+    sql, values = (_CHECKPOINT, (model_id,)) if shard is None else (f"{_CHECKPOINT} AND shard = ?", (model_id, shard))
+    with ledger.read() as connection:
+        return [_checkpoint(row) for row in connection.exec_driver_sql(f"{sql} ORDER BY shard, slice, id", values)]
+
+
+def enter_checkpoints(
+    ledger: Ledger,
+    model: Model,
+    written: Sequence[NewCheckpoint],
+    environment: Mapping[str, str],
+    lease_holder: str,
+    now: datetime,
+) -> None:
+    """Enter checkpoints whose bytes are durable.
+
+    The writer must still hold the lease of each shard: whoever took it over may have destroyed what these
+    were made from, and sweeps the shard's folder while holding it.
+    """
+    with ledger.write() as connection:
+        for shard in {checkpoint.shard for checkpoint in written}:
+            holder = connection.exec_driver_sql(
+                "SELECT holder FROM lease WHERE name = ?", (build_lease(model.name, shard),)
+            ).scalar()
+            if holder != lease_holder:
+                raise BusyError(f"another process took over shard {shard} of the model '{model.name}'")
+        many(
+            connection,
+            "INSERT INTO checkpoint (model_id, shard, slice, recipe, file, tensors, path, size, samples, seconds, "
+            "environment, built_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                (
+                    *(
+                        model.id,
+                        c.shard,
+                        c.slice,
+                        c.recipe,
+                        c.file,
+                        c.tensors,
+                        c.path,
+                        c.size,
+                        c.samples,
+                        c.seconds,
+                    ),
+                    *(json.dumps(dict(environment), sort_keys=True), stamp(now)),
+                )
+                for c in written
+            ],
+        )
+        connection.exec_driver_sql("UPDATE dataset SET version = version + 1 WHERE id = ?", (model.dataset_id,))
+
+
+def checkpoints_destroyed(
+    ledger: Ledger, dataset_id: int, ids: Iterable[int], erasure_id: str | None, now: datetime
+) -> None:
+    """Record that the bytes of these checkpoints are gone, and by which erasure."""
+    with ledger.write() as connection:
+        many(
+            connection,
+            "UPDATE checkpoint SET destroyed_at = ?, destroyed_by = ? WHERE id = ?",
+            [(stamp(now), erasure_id, checkpoint_id) for checkpoint_id in ids],
+        )
+        connection.exec_driver_sql("UPDATE dataset SET version = version + 1 WHERE id = ?", (dataset_id,))
+
+
+def destroyed_by(ledger: Ledger, erasure_id: str) -> list[dict[str, Any]]:
+    """Return what an erasure had destroyed: model, dataset, shard, slice, recipe, digests."""
+    sql = (
+        "SELECT model.name AS model, dataset.name AS dataset, shard, slice, recipe, file, tensors FROM checkpoint "
+        "JOIN model ON model.id = model_id JOIN dataset ON dataset.id = model.dataset_id WHERE destroyed_by = ? ORDER BY model.name, shard, slice"
+    )
+    with ledger.read() as connection:
+        return [dict(row._mapping) for row in connection.exec_driver_sql(sql, (erasure_id,))]
+
+
+def count_build(ledger: Ledger, model: Model, build: Build, started: datetime, now: datetime) -> None:
+    """Record what a build cost."""
+    with ledger.write() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO build (id, model_id, started_at, ended_at, samples, from_scratch, checkpoints, seconds) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(build.id, model.id, stamp(started), stamp(now)),
+                *(build.samples, build.from_scratch, build.checkpoints, build.seconds),
+            ),
+        )
+
+
+def builds_of(ledger: Ledger, model: Model) -> list[Build]:
+    """Return what every build of a model cost, oldest first."""
+    sql = (
+        "SELECT id, samples, from_scratch, checkpoints, seconds FROM build WHERE model_id = ? "
+        "ORDER BY started_at, rowid"
+    )
+    with ledger.read() as connection:
+        return [Build(row[0], model.name, *row[1:]) for row in connection.exec_driver_sql(sql, (model.id,))]
+
+
+def _model(row: Any) -> Model:
+    spec = Spec.from_json(json.loads(row.spec))
+    return Model(row.id, row.name, row.dataset_id, spec, bool(row.sliceable), bool(row.deterministic), row.seed)
+
+
+def _checkpoint(row: Any) -> Checkpoint:
+    return Checkpoint(**{**row._mapping, "environment": json.loads(row.environment)})

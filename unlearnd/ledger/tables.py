@@ -1,0 +1,200 @@
+"""The ledger's tables.
+
+Rows stay inside `unlearnd.ledger`; frozen dataclasses come out. Times are ISO 8601 text in UTC, sets of
+positions are packed bytes, lists are JSON text. No table has room for a user id: `users` knows a keyed handle
+and a random key, and the key goes when the user is erased.
+"""
+
+from typing import Any, ClassVar
+
+from sqlalchemy import Column, Index, LargeBinary
+from sqlmodel import Field, SQLModel
+
+SCHEMA = "0001"
+"""The newest migration; a store whose `alembic_version` differs is not opened."""
+
+_CLUSTERED: dict[str, Any] = {"sqlite_with_rowid": False}
+
+
+class StoreRow(SQLModel, table=True):
+    __tablename__ = "store"
+    id: str = Field(primary_key=True)
+    created_at: str
+
+
+class DatasetRow(SQLModel, table=True):
+    __tablename__ = "dataset"
+    id: int | None = Field(default=None, primary_key=True)
+    name: str = Field(unique=True)
+    unit: str
+    placement: str
+    shards: int
+    dtype: str
+    shape: str
+    columns: str
+    label_kind: str
+    labels: str
+    """Label values by code, in the order they were first met; models sort them."""
+    labels_declared: bool
+    groups: str
+    points: int
+    """How many points were ever given: the next position."""
+    version: int
+    """Counts up whenever what may be served could have changed."""
+    created_at: str
+
+
+class GenerationRow(SQLModel, table=True):
+    """A run of slices filled together; sealed by the first build that trains on it."""
+
+    __tablename__ = "generation"
+    dataset_id: int = Field(primary_key=True, foreign_key="dataset.id")
+    number: int = Field(primary_key=True)
+    first_slice: int
+    slices: int
+    sealed_at: str | None = None
+
+
+class IngestRow(SQLModel, table=True):
+    """One call of ingest; while `committed_at` is empty its objects in storage belong to nobody."""
+
+    __tablename__ = "ingest"
+    id: str = Field(primary_key=True)
+    dataset: str
+    opened_at: str
+    committed_at: str | None = None
+    points: int = 0
+
+
+class SegmentRow(SQLModel, table=True):
+    """Some points of one slice, as one object in storage."""
+
+    __tablename__ = "segment"
+    __table_args__ = (Index("segment_place", "dataset_id", "shard", "slice"),)
+    id: int | None = Field(default=None, primary_key=True)
+    dataset_id: int = Field(foreign_key="dataset.id")
+    shard: int
+    slice: int
+    first: int
+    """The position of its first point: segments of a slice are read in this order."""
+    path: str
+    digest: str
+    rows: int
+    dropped: bytes = Field(default=b"", sa_column=Column(LargeBinary, nullable=False))
+    """Positions erased but still in the object; empty again once it is rewritten."""
+    live: int
+    replaced_at: str | None = None
+    destroyed_at: str | None = None
+
+
+class SliceRow(SQLModel, table=True):
+    """The root over the commitments of a sealed slice's live points."""
+
+    __tablename__ = "slice"
+    __table_args__: ClassVar[Any] = (_CLUSTERED,)
+    dataset_id: int = Field(primary_key=True, foreign_key="dataset.id")
+    shard: int = Field(primary_key=True)
+    slice: int = Field(primary_key=True)
+    root: str
+
+
+class UserRow(SQLModel, table=True):
+    __tablename__ = "users"
+    __table_args__: ClassVar[Any] = (_CLUSTERED,)
+    handle: bytes = Field(sa_column=Column(LargeBinary, primary_key=True))
+    key: bytes | None = Field(default=None, sa_column=Column(LargeBinary, nullable=True))
+    erased_at: str | None = None
+
+
+class HoldingRow(SQLModel, table=True):
+    """What a user has in one slice: the placement of each of those points."""
+
+    __tablename__ = "holding"
+    __table_args__: ClassVar[Any] = (_CLUSTERED,)
+    handle: bytes = Field(sa_column=Column(LargeBinary, primary_key=True))
+    dataset_id: int = Field(primary_key=True)
+    shard: int = Field(primary_key=True)
+    slice: int = Field(primary_key=True)
+    first: int = Field(primary_key=True)
+    positions: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+
+
+class ModelRow(SQLModel, table=True):
+    __tablename__ = "model"
+    id: int | None = Field(default=None, primary_key=True)
+    name: str = Field(unique=True)
+    dataset_id: int = Field(foreign_key="dataset.id")
+    spec: str
+    sliceable: bool
+    deterministic: bool
+    seed: int
+    declared_at: str
+
+
+class CheckpointRow(SQLModel, table=True):
+    __tablename__ = "checkpoint"
+    __table_args__ = (Index("checkpoint_place", "model_id", "shard", "slice"),)
+    id: int | None = Field(default=None, primary_key=True)
+    model_id: int = Field(foreign_key="model.id")
+    shard: int
+    slice: int
+    recipe: str
+    file: str
+    tensors: str
+    path: str
+    size: int
+    samples: int
+    seconds: float
+    environment: str
+    built_at: str
+    destroyed_at: str | None = None
+    destroyed_by: str | None = None
+    """The erasure that had it destroyed."""
+
+
+class BuildRow(SQLModel, table=True):
+    __tablename__ = "build"
+    id: str = Field(primary_key=True)
+    model_id: int = Field(foreign_key="model.id")
+    started_at: str
+    ended_at: str | None = None
+    samples: int = 0
+    from_scratch: int = 0
+    checkpoints: int = 0
+    seconds: float = 0.0
+
+
+class ErasureRow(SQLModel, table=True):
+    """Requests carried out together: their steps, each durable before the next."""
+
+    __tablename__ = "erasure"
+    id: str = Field(primary_key=True)
+    received_at: str
+    marked_at: str | None = None
+    influence_removed_at: str | None = None
+    rebuilt_at: str | None = None
+    touched: str = "[]"
+    """[dataset id, shard] pairs whose data and checkpoints are to be cleaned."""
+
+
+class RequestRow(SQLModel, table=True):
+    """One user or one point to erase, and what came of it."""
+
+    __tablename__ = "request"
+    __table_args__ = (Index("request_handle", "handle"), Index("request_erasure", "erasure_id"))
+    id: str = Field(primary_key=True)
+    erasure_id: str = Field(foreign_key="erasure.id")
+    number: int
+    handle: bytes | None = Field(default=None, sa_column=Column(LargeBinary, nullable=True))
+    dataset: str | None = None
+    position: int | None = None
+    outcome: str | None = None
+
+
+class LeaseRow(SQLModel, table=True):
+    __tablename__ = "lease"
+    name: str = Field(primary_key=True)
+    holder: str
+    expires: float
+    wanted: bool = False
+    """Somebody with a better claim is waiting: let go at the next chance."""

@@ -1,0 +1,166 @@
+"""Find installed plugins, load them, and keep what they bring by name.
+
+Every package with an entry point in the group `unlearnd` is a plugin, our own defaults among them. Loading
+ends with a check for hooks nobody specified: a misspelt hook would otherwise be ignored without a word.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+import pluggy
+
+from unlearnd import hookspecs
+from unlearnd.errors import NotFoundError, PluginError
+from unlearnd.hookspecs import Aggregator, Backend, Executor, PlacementRule
+
+GROUP = "unlearnd"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A plugin that was loaded."""
+
+    name: str
+    distribution: str
+    version: str
+    brings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plugins:
+    """What all plugins bring."""
+
+    installed: tuple[Installed, ...]
+    backends: Mapping[str, Backend]
+    placements: Mapping[str, PlacementRule]
+    executors: Mapping[str, Executor]
+    aggregators: Mapping[str, Aggregator]
+
+    def backend(self, name: str) -> Backend:
+        """Return the backend of that name or raise `NotFoundError`."""
+        return _named(self.backends, "backend", name)
+
+    def executor(self, name: str) -> Executor:
+        """Return the executor of that name or raise `NotFoundError`."""
+        return _named(self.executors, "executor", name)
+
+    def aggregator(self, name: str) -> Aggregator:
+        """Return the aggregator of that name or raise `NotFoundError`."""
+        return _named(self.aggregators, "aggregator", name)
+
+
+@cache
+def load_plugins() -> Plugins:
+    """Load all installed plugins, once per process."""
+    return gather(sorted(entry_points(group=GROUP), key=lambda entry: entry.name))
+
+
+@dataclass
+class _Shelf:
+    """Things of one kind by name, each with the plugin that brought it."""
+
+    kind: str
+    things: dict[str, Any] = field(default_factory=dict)
+    owners: dict[str, str] = field(default_factory=dict)
+
+    def put(self, name: str, thing: Any, owner: str) -> None:
+        if name in self.owners:
+            raise PluginError(
+                f"the {self.kind} '{name}' is registered twice: by plugin '{self.owners[name]}' and by plugin '{owner}'"
+            )
+        self.things[name], self.owners[name] = thing, owner
+
+
+def gather(entries: list[EntryPoint]) -> Plugins:
+    """Load the plugins behind these entry points; raise `PluginError` naming the one at fault."""
+    manager = pluggy.PluginManager(GROUP)
+    manager.add_hookspecs(hookspecs)
+    for entry in entries:
+        _register(manager, entry)
+    _check_spelling(manager)
+    shelves = {kind: _Shelf(kind) for kind in ("backend", "placement", "executor", "aggregator")}
+    for entry in entries:
+        others = [plugin for name, plugin in manager.list_name_plugin() if name != entry.name]
+        for kind, shelf in shelves.items():
+            caller = manager.subset_hook_caller(f"register_{kind}s", others)
+            _call(caller, _registrar(shelf, entry.name), entry.name)
+    installed = tuple(
+        Installed(
+            entry.name,
+            entry.dist.name if entry.dist else "unknown",
+            entry.dist.version if entry.dist else "unknown",
+            tuple(
+                f"{shelf.kind} {name}"
+                for shelf in shelves.values()
+                for name, owner in shelf.owners.items()
+                if owner == entry.name
+            ),
+        )
+        for entry in entries
+    )
+    return Plugins(installed, *(shelf.things for shelf in shelves.values()))
+
+
+def _registrar(shelf: _Shelf, owner: str) -> Callable[..., None]:
+    if shelf.kind != "backend":
+        return lambda name, thing: shelf.put(name, thing, owner)
+
+    def register(backend: Backend) -> None:
+        if not isinstance(backend, Backend):
+            missing = sorted(
+                name
+                for name in (
+                    "name",
+                    "version",
+                    "sliceable",
+                    "deterministic",
+                    "settings",
+                    "initial_state",
+                    "train",
+                    "predictor",
+                    "environment",
+                )
+                if not hasattr(backend, name)
+            )
+            raise PluginError(f"plugin '{owner}' registers a backend that lacks {', '.join(missing)}")
+        shelf.put(backend.name, backend, owner)
+
+    return register
+
+
+def _register(manager: pluggy.PluginManager, entry: EntryPoint) -> None:
+    try:
+        manager.register(entry.load(), name=entry.name)
+    except pluggy.PluginValidationError as error:
+        raise PluginError(f"plugin '{entry.name}' ({entry.value}) has a hook with wrong arguments: {error}") from error
+    except Exception as error:
+        raise PluginError(f"plugin '{entry.name}' ({entry.value}) cannot be loaded: {error}") from error
+
+
+def _check_spelling(manager: pluggy.PluginManager) -> None:
+    known = sorted(name for name in vars(hookspecs) if name.startswith("register_"))
+    for name, plugin in manager.list_name_plugin():
+        for caller in manager.get_hookcallers(plugin) or []:
+            if not caller.has_spec():
+                raise PluginError(
+                    f"plugin '{name}' implements a hook '{caller.name}' that does not exist; hooks: {', '.join(known)}"
+                )
+
+
+def _call(caller: Callable[..., Any], register: Callable[..., None], owner: str) -> None:
+    try:
+        caller(register=register)
+    except PluginError:
+        raise
+    except Exception as error:
+        raise PluginError(f"plugin '{owner}' failed while registering: {error}") from error
+
+
+def _named(things: Mapping[str, T], kind: str, name: str) -> T:
+    if name not in things:
+        raise NotFoundError(f"no {kind} '{name}'; installed: {', '.join(sorted(things))}")
+    return things[name]

@@ -1,0 +1,157 @@
+"""Answer with the ensemble: each constituent from its longest clean prefix.
+
+What may be served is derived from recipes before every answer, if anything changed since the last one: an
+erasure made by another process is seen before the next answer. A constituent that has no clean checkpoint, or
+none that has seen a point, abstains. One that was set back counts by the share of its shard that it has seen.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unlearnd.checkpoints import Standing, read_state, standings
+from unlearnd.errors import BackendError, DamagedStoreError, InputError, RefusedError, UnlearndError
+from unlearnd.hookspecs import Predictor, State
+from unlearnd.ledger import Ledger, points
+from unlearnd.ledger.models import Model
+from unlearnd.plugins import Plugins
+from unlearnd.storage import Storage
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the ensemble says about some rows."""
+
+    labels: NDArray[Any]
+    """The predicted label of each row."""
+    scores: NDArray[np.float64]
+    """(n, classes): the share of votes or the mean probability, by the order of `classes`."""
+    classes: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How often the ensemble is right."""
+
+    points: int
+    top1: float
+    top5: float | None
+    """None when there are five classes or fewer."""
+    constituents: int
+    abstaining: int
+
+
+@dataclass(frozen=True)
+class _Serving:
+    """Constituents ready to answer, and the moment of the ledger they belong to."""
+
+    version: int
+    states: dict[str, State]
+    weights: NDArray[np.float64]
+    predictor: Predictor | None
+
+
+class ServedModel:
+    """A model to ask. Keep it: it loads constituents once and again only when they change."""
+
+    def __init__(self, ledger: Ledger, storage: Storage, plugins: Plugins, model: Model, device: str) -> None:
+        self._ledger, self._storage, self._plugins = ledger, storage, plugins
+        self._model, self._device = model, device
+        self._serving: _Serving | None = None
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    @property
+    def classes(self) -> tuple[int | str, ...]:
+        return self._model.spec.classes
+
+    def constituents(self) -> list[Standing]:
+        """Return how far each constituent is clean."""
+        return standings(self._ledger, self._model)
+
+    def predict(self, x: NDArray[Any], aggregate: str = "vote") -> Answers:
+        """Return labels and scores for features (n, *shape)."""
+        combine = self._plugins.aggregator(aggregate)
+        rows = self._checked(x)
+        serving = self._refresh()
+        if serving.predictor is None:
+            raise RefusedError(
+                f"model '{self.name}' cannot answer: every constituent abstains; run `unlearnd build {self.name}`"
+            )
+        try:
+            probabilities = serving.predictor(rows)
+        except UnlearndError:
+            raise
+        except Exception as error:
+            raise BackendError(
+                f"backend '{self._model.spec.backend}' failed to answer for model '{self.name}': "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        best, scores = combine(probabilities, serving.weights)
+        return Answers(np.asarray(self.classes)[best], scores, self.classes)
+
+    def evaluate(self, x: NDArray[Any], labels: NDArray[Any], aggregate: str = "vote") -> Evaluation:
+        """Compare answers with the right ones."""
+        if len(labels) != len(x) or len(x) == 0:
+            raise InputError(f"evaluation needs as many labels as rows and at least one; got {len(labels)}, {len(x)}")
+        answers = self.predict(x, aggregate)
+        right = float(np.mean(answers.labels == np.asarray(labels)))
+        top5 = None
+        if len(self.classes) > 5:
+            order = np.argsort(-answers.scores, axis=1, kind="stable")[:, :5]
+            top5 = float(np.mean((np.asarray(self.classes)[order] == np.asarray(labels)[:, None]).any(axis=1)))
+        assert self._serving is not None
+        constituents = len(self._serving.weights)
+        return Evaluation(len(x), right, top5, constituents, self._model.spec.shards - constituents)
+
+    def _checked(self, x: NDArray[Any]) -> NDArray[Any]:
+        spec, rows = self._model.spec, np.asarray(x)
+        if rows.shape == spec.shape and rows.ndim:
+            rows = rows[None]
+        if rows.shape[1:] != spec.shape:
+            raise InputError(
+                f"model '{self.name}' takes features of shape (n, {', '.join(map(str, spec.shape))}), not {rows.shape}"
+            )
+        if spec.dtype == "uint8" and rows.dtype != np.uint8:
+            raise InputError(f"model '{self.name}' takes uint8 features, not {rows.dtype}")
+        rows = np.ascontiguousarray(rows, dtype=spec.dtype)
+        if rows.dtype != np.uint8 and not np.isfinite(rows).all():
+            raise InputError("features must be finite numbers")
+        return rows
+
+    def _refresh(self) -> _Serving:
+        """Return constituents that are clean now, loading only those that changed."""
+        while True:
+            version = points.version_of(self._ledger, self._model.dataset_id)
+            if self._serving is not None and self._serving.version == version:
+                return self._serving
+            try:
+                self._serving = self._load(version)
+            except DamagedStoreError:
+                # A checkpoint may have been destroyed between looking and reading; then look again.
+                if points.version_of(self._ledger, self._model.dataset_id) == version:
+                    raise
+
+    def _load(self, version: int) -> _Serving:
+        counts = points.counts_of(self._ledger, self._model.dataset_id)
+        old = self._serving.states if self._serving else {}
+        states: dict[str, State] = {}
+        weights = []
+        for standing in standings(self._ledger, self._model):
+            seen = sum(counts.get((standing.shard, s), 0) for s in range(1, standing.prefix + 1))
+            if standing.checkpoint is not None and seen:
+                recipe = standing.checkpoint.recipe
+                states[recipe] = old.get(recipe) or read_state(self._storage, standing.checkpoint)
+                held = sum(counts.get((standing.shard, s), 0) for s in range(1, standing.slices + 1))
+                weights.append(seen / held)
+        predictor = None
+        if old.keys() == states.keys() and self._serving is not None:
+            predictor = self._serving.predictor
+        elif states:
+            backend = self._plugins.backend(self._model.spec.backend)
+            predictor = backend.predictor(self._model.spec.settings, list(states.values()), self._device)
+        return _Serving(version, states, np.asarray(weights, np.float64), predictor)

@@ -1,0 +1,176 @@
+"""Slice data on storage: write it, read it, rewrite it without the erased, and sum it up in a root.
+
+A slice is one or more segments, each a safetensors object of columns: `x`, `label` (code), `position` and
+`owner` (the user's keyed handle), with `group` where the dataset has groups. Rows are in ingestion order.
+What is erased disappears in two moves: first the ledger lists the positions as dropped and readers leave
+them out; then the object is written anew without them and the old one destroyed.
+"""
+
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+
+from unlearnd.digests import Digest, digest_of
+from unlearnd.errors import DamagedStoreError, NotFoundError
+from unlearnd.ledger import Ledger, points
+from unlearnd.ledger.points import Dataset, NewSegment, Segment
+from unlearnd.merkle import root_of
+from unlearnd.packing import Positions, unpack
+from unlearnd.steps import Step, reached
+from unlearnd.storage import Storage
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Points as columns, in ingestion order."""
+
+    x: NDArray[Any]
+    label: NDArray[np.int32]
+    position: Positions
+    owner: NDArray[np.uint8]
+    group: NDArray[np.int32] | None
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+    def keep(self, wanted: NDArray[np.bool_]) -> "Rows":
+        """Return only the rows wanted."""
+        group = None if self.group is None else self.group[wanted]
+        return Rows(self.x[wanted], self.label[wanted], self.position[wanted], self.owner[wanted], group)
+
+
+def folder_of(dataset: str, shard: int, slice_: int) -> str:
+    """Return the folder of a slice's segments."""
+    return f"data/{dataset}/{shard:04d}/{slice_:04d}"
+
+
+def encode_segment(rows: Rows) -> bytes:
+    """Return the bytes of a segment; equal rows are equal bytes."""
+    columns = {"x": rows.x, "label": rows.label, "position": rows.position, "owner": rows.owner}
+    if rows.group is not None:
+        columns["group"] = rows.group
+    return bytes(save_tensors(columns))
+
+
+def read_segment(storage: Storage, segment: Segment) -> Rows:
+    """Return all rows of a segment, dropped ones too, after checking its digest."""
+    data = storage.read(segment.path)
+    if digest_of(data) != segment.digest:
+        raise DamagedStoreError(f"{segment.path} is not what the ledger recorded: its digest differs")
+    try:
+        columns = load_tensors(data)
+    except SafetensorError as error:
+        raise DamagedStoreError(f"{segment.path} cannot be read: {error}") from None
+    return Rows(columns["x"], columns["label"], columns["position"], columns["owner"], columns.get("group"))
+
+
+def read_live(storage: Storage, segment: Segment) -> Rows:
+    """Return the live rows of a segment."""
+    rows = read_segment(storage, segment)
+    return rows.keep(~np.isin(rows.position, unpack(segment.dropped))) if segment.dropped else rows
+
+
+def read_slice(ledger: Ledger, storage: Storage, dataset: Dataset, shard: int, slice_: int) -> list[Rows]:
+    """Return the live rows of one slice, segment by segment, in ingestion order."""
+    return list(read_slices(ledger, storage, dataset, shard, slice_).get(slice_, []))
+
+
+def read_slices(
+    ledger: Ledger, storage: Storage, dataset: Dataset, shard: int, only: int | None = None
+) -> Mapping[int, Sequence[Rows]]:
+    """Return the live rows of a shard's slices; slices without points are left out."""
+    while True:
+        segments = points.segments_of(ledger, dataset.id, shard, only)
+        found: dict[int, list[Rows]] = {}
+        try:
+            for segment in segments:
+                found.setdefault(segment.slice, []).append(read_live(storage, segment))
+        except NotFoundError as error:
+            # An erasure may have rewritten a segment since the ledger was read; then look again.
+            if points.segments_of(ledger, dataset.id, shard, only) == segments:
+                raise DamagedStoreError(f"the ledger lists slice data that storage lacks: {error}") from None
+            continue
+        return found
+
+
+def compute_roots(
+    ledger: Ledger, storage: Storage, dataset: Dataset, shard: int, slices: Sequence[int]
+) -> dict[int, Digest]:
+    """Return the roots of slices of one shard, from their live rows and their users' keys."""
+    return {
+        slice_: root_of_commitments(
+            [
+                commitment
+                for rows in read_slice(ledger, storage, dataset, shard, slice_)
+                for commitment in commitments(ledger, dataset, rows)
+            ]
+        )
+        for slice_ in slices
+    }
+
+
+def root_of_commitments(commitments: Sequence[bytes]) -> Digest:
+    """Return the Merkle root over point commitments in ingestion order."""
+    return Digest(root_of(commitments).hex())
+
+
+def commitments(ledger: Ledger, dataset: Dataset, rows: Rows) -> list[bytes]:
+    """Return each row's commitment: HMAC-SHA256(user key, dataset ‖ position ‖ digest of its content).
+
+    Once a user's key is destroyed, what was committed to can no longer be tested against a guess.
+    """
+    owners = rows.owner.tobytes()
+    width = rows.owner.shape[1]
+    handles = [owners[i : i + width] for i in range(0, len(owners), width)]
+    keys = points.user_keys(ledger, set(handles))
+    missing = set(handles) - keys.keys()
+    if missing:
+        raise DamagedStoreError(f"{len(missing)} users of dataset '{dataset.name}' have points but no key")
+    labels = [json.dumps(label).encode() for label in dataset.labels]
+    prefix = f"unlearnd/point/v1\n{dataset.name}\n".encode()
+    groups = [0] * len(rows) if rows.group is None else rows.group.tolist()
+    features = np.ascontiguousarray(rows.x).reshape(len(rows), -1).view(np.uint8)
+    size, data = features.shape[1], features.tobytes()
+    positions = rows.position.astype(">i8").tobytes()
+    sha256, hmac_of = hashlib.sha256, hmac.digest
+    return [
+        hmac_of(
+            keys[handle],
+            prefix
+            + positions[8 * i : 8 * i + 8]
+            + sha256(b"%d\n%b\n%b" % (group, labels[label], data[size * i : size * i + size])).digest(),
+            "sha256",
+        )
+        for i, (handle, label, group) in enumerate(zip(handles, rows.label.tolist(), groups, strict=True))
+    ]
+
+
+def rewrite_dropped(
+    ledger: Ledger, storage: Storage, dataset: Dataset, shard: int, erasure_id: str, now: datetime
+) -> None:
+    """Write the segments of a shard that hold erased points anew without them, and destroy the old objects."""
+    for segment in points.dropped_segments(ledger, dataset.id, shard):
+        rows = read_live(storage, segment)
+        new = None
+        if len(rows):
+            data = encode_segment(rows)
+            folder = folder_of(dataset.name, shard, segment.slice)
+            path = f"{folder}/{segment.first:012d}-{erasure_id[:16]}.safetensors"
+            storage.write(path, data)
+            new = NewSegment(shard, segment.slice, segment.first, path, digest_of(data), len(rows))
+        reached(Step.ERASE_REWRITTEN)
+        points.swap_segment(ledger, segment, new, now)
+        reached(Step.ERASE_SWAPPED)
+    replaced = points.replaced_segments(ledger, dataset.id, shard)
+    storage.destroy(segment.path for segment in replaced)
+    points.segments_destroyed(ledger, replaced, now)

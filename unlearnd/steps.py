@@ -1,0 +1,41 @@
+"""Every durable step of ingest, build and erase, named once.
+
+A step is a moment after which a killed process leaves something behind. The code says `reached(step)` right
+after each; nothing happens there unless somebody watches. The crash tests watch, kill the process at every
+step of this list and run the command again, so that a step added here is a step that is tested.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+
+
+class Step(StrEnum):
+    """What is durable now; the value is what a person would call it."""
+
+    INGEST_OPENED = "ingest: announced in the ledger"
+    INGEST_SEGMENTS = "ingest: some slice data written"
+    INGEST_STAGED = "ingest: all slice data written, nothing in the ledger"
+    INGEST_COMMITTED = "ingest: points in the ledger"
+    TRAIN_DECLARED = "train: model declared"
+    BUILD_SEALED = "build: slices closed to new points"
+    BUILD_ROOTS = "build: roots of a shard's slices in the ledger"
+    BUILD_WRITTEN = "build: checkpoints written, not in the ledger"
+    BUILD_ENTERED = "build: checkpoints in the ledger"
+    BUILD_COUNTED = "build: samples and seconds counted"
+    ERASE_RECORDED = "erase: request recorded"
+    ERASE_MARKED = "erase: points marked, roots recomputed, user key destroyed"
+    ERASE_REWRITTEN = "erase: slice data written without the points, old data still there"
+    ERASE_SWAPPED = "erase: ledger names the new slice data"
+    ERASE_DATA_DESTROYED = "erase: old slice data destroyed"
+    ERASE_CHECKPOINTS_DESTROYED = "erase: tainted checkpoints of a shard destroyed"
+    ERASE_REMOVED = "erase: no influence left, outcome in the ledger"
+    ERASE_REBUILT = "erase: models rebuilt"
+
+
+watcher: Callable[[Step], None] | None = None
+
+
+def reached(step: Step) -> None:
+    """Say that `step` is durable now."""
+    if watcher is not None:
+        watcher(step)

@@ -1,0 +1,134 @@
+"""Bytes over fsspec: the only file that knows storage.
+
+Objects have names with forward slashes under one root. A write is all or nothing and durable when it returns:
+on a local disk it goes to a temporary name, is flushed, and is renamed; elsewhere one request stores the
+whole object. Destroying looks again afterwards, because a claim of destruction ends up in evidence.
+"""
+
+import errno
+import os
+import posixpath
+import secrets
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from unlearnd.errors import NotFoundError, StorageError
+
+# Many small synchronous writes wait for the disk, not for the processor: let them wait together.
+_WRITERS = 8
+
+
+class Storage:
+    """A place for objects."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        try:
+            self._fs, self._root = fsspec.url_to_fs(url, **options)
+        except (ImportError, ValueError) as error:
+            raise StorageError(f"storage {url} cannot be opened: {error}") from error
+        self.url = url
+        self._local = isinstance(self._fs, LocalFileSystem)
+
+    def create(self) -> None:
+        """Make the root, readable by its owner alone where that means something."""
+        with _translated("storage root"):
+            self._fs.makedirs(self._root, exist_ok=True)
+            if self._local:
+                os.chmod(self._root, 0o700)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Store `data` under `name`, replacing what is there, whole or not at all."""
+        with _translated(name):
+            if self._local:
+                _write_local(Path(self._full(name)), data)
+            else:
+                self._fs.pipe_file(self._full(name), data)
+
+    def write_many(self, objects: Iterable[tuple[str, bytes]]) -> None:
+        """Store several objects; all are durable when this returns, in no particular order."""
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            for _ in pool.map(lambda named: self.write(*named), objects):
+                pass
+
+    def read(self, name: str) -> bytes:
+        """Return the bytes under `name`; raise `NotFoundError` where there are none."""
+        with _translated(name):
+            if self._local:
+                return Path(self._full(name)).read_bytes()
+            return bytes(self._fs.cat_file(self._full(name)))
+
+    def list(self, prefix: str) -> list[str]:
+        """Return the names of all objects below the folder `prefix`, unfinished ones too, sorted."""
+        with _translated(prefix):
+            top = self._full(prefix)
+            if self._local:
+                found = [posixpath.join(where, name) for where, _, names in os.walk(top) for name in names]
+            else:
+                self._fs.invalidate_cache()
+                found = self._fs.find(top)
+        return sorted(posixpath.relpath(path, self._root) for path in found)
+
+    def destroy(self, names: Iterable[str]) -> None:
+        """Destroy objects; those already gone are fine. Raise `StorageError` if any is still there after."""
+        names = list(names)
+        for name in names:
+            with suppress(NotFoundError), _translated(name):
+                if self._local:
+                    os.unlink(self._full(name))
+                else:
+                    self._fs.rm_file(self._full(name))
+        for folder in {posixpath.dirname(name) for name in names}:
+            if self._local:
+                _sync_folder(Path(self._full(folder)))
+            left = set(self.list(folder)).intersection(names)
+            if left:
+                raise StorageError(f"{len(left)} objects below {folder} are still there after destroying them")
+
+    def _full(self, name: str) -> str:
+        path = posixpath.normpath(posixpath.join(self._root, name))
+        if path != self._root and not path.startswith(self._root.rstrip("/") + "/"):
+            raise StorageError(f"the name '{name}' leads out of the storage root")
+        return path
+
+
+def _write_local(path: Path, data: bytes) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    with suppress(FileNotFoundError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@contextmanager
+def _translated(name: str) -> Iterator[None]:
+    """Turn what storage raises into our errors, where it enters."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise NotFoundError(f"storage holds no {name}") from None
+    except OSError as error:
+        what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
+        raise StorageError(f"storage cannot handle {name}: {what}") from error

@@ -1,0 +1,543 @@
+"""The façade: opens ledger, storage, keys and plugins, and has one method per verb.
+
+Nothing is decided here. Each method reads top to bottom as what the verb does; the doing is in the modules it
+calls. Only the surfaces read the clock; a store is given one when it is opened.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from fractions import Fraction
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from unlearnd.build import BuildPlan, Report, Watch, build, build_task, plan_build, seal
+from unlearnd.checkpoints import standings
+from unlearnd.config import FILE_NAME, Config, read_config, write_config
+from unlearnd.erasure import ErasurePlan, Outcome, Target, carry_out, outcome_of, plan_erasure, record_requests
+from unlearnd.errors import InputError, RefusedError, StorageError
+from unlearnd.hookspecs import Task
+from unlearnd.ingest import Added, Layout, check_layout, check_name, ingest
+from unlearnd.keys import create_keys, draw_id, draw_seed, open_keys
+from unlearnd.leases import Clock
+from unlearnd.ledger import Ledger, erasures, models, points
+from unlearnd.ledger.models import Build, Checkpoint, Model
+from unlearnd.ledger.points import Dataset
+from unlearnd.packing import unpack
+from unlearnd.plugins import load_plugins
+from unlearnd.recipes import SCHEDULES, Spec
+from unlearnd.serving import Evaluation, ServedModel
+from unlearnd.sources import Data, read_batches
+from unlearnd.steps import Step, reached
+from unlearnd.storage import Storage
+
+DEFAULT_SHARDS = 5
+DEFAULT_SLICES = 10
+DEFAULT_EPOCHS = 10
+
+
+@dataclass(frozen=True)
+class Erased:
+    """What an erase did: one outcome per user or point, in the order asked, and the builds that followed."""
+
+    outcomes: tuple[Outcome, ...]
+    builds: tuple[Build, ...]
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where points of a user, or one point, train."""
+
+    dataset: str
+    shard: int
+    slice: int
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a store stands."""
+
+    datasets: tuple["DatasetStatus", ...]
+    models: tuple["ModelStatus", ...]
+    unfinished: int
+    """Erasures that were recorded and not carried out to the end."""
+    to_rebuild: int
+    """Erasures after which models have not been rebuilt yet."""
+
+
+@dataclass(frozen=True)
+class DatasetStatus:
+    """How a dataset stands."""
+
+    name: str
+    points: int
+    shards: int
+    slices: int
+    open_slices: int
+    """Slices that still take points."""
+    classes: int
+
+
+@dataclass(frozen=True)
+class ModelStatus:
+    """How a model stands: the clean prefix of each constituent, and what a build would train."""
+
+    name: str
+    dataset: str
+    backend: str
+    slices: int
+    prefixes: tuple[int, ...]
+    samples_missing: int
+    samples_from_scratch: int
+
+
+class Store:
+    """An open store. Use it in a `with` block, or close it."""
+
+    def __init__(self, folder: Path, config: Config, clock: Clock) -> None:
+        self.folder = folder
+        self.config = config
+        self.clock = clock
+        self.keys = open_keys(folder / "keys")
+        self.ledger = Ledger.open(_ledger_url(folder, config.ledger))
+        self.storage = Storage(_storage_url(folder, config.storage))
+        self.plugins = load_plugins()
+
+    @classmethod
+    def create(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        ledger: str = "sqlite:///ledger.sqlite",
+        storage: str = "storage",
+        placement_key: str | os.PathLike[str] | None = None,
+        clock: Clock = lambda: datetime.now(UTC),
+    ) -> "Store":
+        """Make a new store; refuse to overwrite one."""
+        folder = Path(directory).absolute()
+        if (folder / FILE_NAME).exists():
+            raise RefusedError(f"there is a store in {folder} already")
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"the folder {folder} cannot be made: {error.strerror}") from error
+        create_keys(folder / "keys", Path(placement_key) if placement_key else None)
+        Storage(_storage_url(folder, storage)).create()
+        Ledger.create(_ledger_url(folder, ledger)).close()
+        # Last, because with this file the folder is a store.
+        write_config(folder, Config(store_id=draw_id(), ledger=ledger, storage=storage))
+        return cls.open(folder, clock=clock)
+
+    @classmethod
+    def open(cls, directory: str | os.PathLike[str], *, clock: Clock = lambda: datetime.now(UTC)) -> "Store":
+        """Open the store in `directory`."""
+        folder = Path(directory).absolute()
+        return cls(folder, read_config(folder), clock)
+
+    def close(self) -> None:
+        """Let go of the ledger."""
+        self.ledger.close()
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def ingest(
+        self,
+        dataset: str,
+        data: Data,
+        *,
+        user: str | ArrayLike,
+        label: str | ArrayLike,
+        group: str | ArrayLike | None = None,
+        features: str | Sequence[str] | None = None,
+        shards: int | None = None,
+        slices: int | None = None,
+        unit: str | None = None,
+        placement: str | None = None,
+        classes: Sequence[int | str] | int | None = None,
+        on_progress: Any = lambda rows: None,
+    ) -> Added:
+        """Add points: all of them or none. The first call fixes the dataset's layout.
+
+        Points given before anything is trained fill the same slices. Once a model has been built, they go to
+        `slices` new ones (one, unless said otherwise) at the end of each shard.
+        """
+        known = points.find_dataset(self.ledger, dataset)
+        layout = Layout(
+            shards=shards if shards is not None else known.shards if known else DEFAULT_SHARDS,
+            slices=slices if slices is not None else 1 if known else DEFAULT_SLICES,
+            unit=unit or (known.unit if known else "user"),
+            placement=placement or (known.placement if known else "uniform"),
+            classes=_classes(classes),
+        )
+        check_layout(known, layout, self.plugins.placements)
+        if features is None and known is not None and known.columns is not None:
+            features = known.columns
+        batches = read_batches(data, user=user, label=label, group=group, features=features, batch_bytes=32 << 20)
+        return ingest(
+            self.ledger,
+            self.storage,
+            self.keys,
+            dataset,
+            batches,
+            layout,
+            self.plugins.placements,
+            self.clock,
+            on_progress,
+        )
+
+    def train(
+        self,
+        model: str,
+        *,
+        dataset: str,
+        backend: str,
+        epochs: float | Fraction | None = None,
+        seed: int | None = None,
+        settings: Mapping[str, object] | None = None,
+        schedule: str | None = None,
+        executor: str | None = None,
+        workers: int | None = None,
+        device: str | None = None,
+        watch: Watch | None = None,
+    ) -> Build:
+        """Declare a model and build it. Called again, go on where it stopped."""
+        declared = self.declare(
+            model, dataset=dataset, backend=backend, epochs=epochs, seed=seed, settings=settings, schedule=schedule
+        )
+        self.finish_erasures()
+        return self._build_one(declared, executor, workers, device, watch)
+
+    def declare(
+        self,
+        model: str,
+        *,
+        dataset: str,
+        backend: str,
+        epochs: float | Fraction | None = None,
+        seed: int | None = None,
+        settings: Mapping[str, object] | None = None,
+        schedule: str | None = None,
+    ) -> Model:
+        """Fix what a model is made from, and its seed; a model of that name must be the same."""
+        check_name("model", model)
+        data = points.dataset_named(self.ledger, dataset)
+        known = models.find_model(self.ledger, model)
+        learner = self.plugins.backend(backend)
+        length = Fraction(str(epochs)) if epochs is not None else known.spec.epochs if known else DEFAULT_EPOCHS
+        chosen = schedule or (known.spec.schedule if known else SCHEDULES[0])
+        if length <= 0:
+            raise InputError(f"epochs must be more than 0, not {epochs}")
+        if chosen not in SCHEDULES:
+            raise InputError(f"no schedule '{chosen}'; there are: {', '.join(SCHEDULES)}")
+        if seed is not None and not 0 <= seed < 2**63:
+            raise InputError("a seed is a whole number from 0 to 2^63 - 1")
+        if known is None:
+            seal(self.ledger, data, self.clock)
+        filled = (known.spec.settings if known and settings is None else None) or learner.settings(settings or {})
+        spec = Spec(
+            backend=learner.name,
+            backend_version=learner.version,
+            settings=filled,
+            shape=data.shape,
+            dtype=data.dtype,
+            classes=known.spec.classes if known else tuple(sorted(data.labels, key=_label_order)),
+            shards=data.shards,
+            slices=known.spec.slices if known else points.generations(self.ledger, data.id)[-1].last_slice,
+            epochs=Fraction(length),
+            schedule=chosen,
+        )
+        if known is not None:
+            _check_same(known, data, spec, seed)
+            return known
+        declared = models.declare_model(
+            self.ledger,
+            model,
+            data.id,
+            spec,
+            sliceable=learner.sliceable,
+            deterministic=learner.deterministic,
+            seed=draw_seed() if seed is None else seed,
+            now=self.clock(),
+        )
+        reached(Step.TRAIN_DECLARED)
+        return declared
+
+    def build(
+        self,
+        names: Iterable[str] = (),
+        *,
+        executor: str | None = None,
+        workers: int | None = None,
+        device: str | None = None,
+        watch: Watch | None = None,
+    ) -> list[Build]:
+        """Make every missing checkpoint of these models, or of all: after a crash, an erasure, new data."""
+        wanted = [models.model_named(self.ledger, name) for name in names] or models.models(self.ledger)
+        self.finish_erasures()
+        done = [self._build_one(model, executor, workers, device, watch) for model in wanted]
+        self._note_rebuilt()
+        return done
+
+    def model(self, name: str, *, device: str | None = None) -> ServedModel:
+        """Return a model to ask."""
+        found = models.model_named(self.ledger, name)
+        return ServedModel(self.ledger, self.storage, self.plugins, found, device or self.config.device)
+
+    def evaluate(
+        self,
+        model: str,
+        data: Data,
+        *,
+        label: str | ArrayLike,
+        aggregate: str = "vote",
+        device: str | None = None,
+    ) -> Evaluation:
+        """Compare a model's answers with the right ones."""
+        x, labels = self.read_features(model, data, label=label)
+        assert labels is not None
+        return self.model(model, device=device).evaluate(x, labels, aggregate)
+
+    def read_features(
+        self, model: str, data: Data, label: str | ArrayLike | None = None
+    ) -> tuple[NDArray[Any], NDArray[Any] | None]:
+        """Read rows to ask a model about, with its dataset's columns, and their labels where asked for."""
+        found = models.model_named(self.ledger, model)
+        dataset = points.dataset_by_id(self.ledger, found.dataset_id)
+        features = dataset.columns if isinstance(data, str | os.PathLike | Sequence) else None
+        batches = list(read_batches(data, user=None, label=label, features=features))
+        x = np.concatenate([batch.x for batch in batches])
+        if label is None:
+            return x, None
+        known = {str(value): value for value in found.spec.classes}
+        labels = [
+            np.array([known.get(str(value), "") for value in batch.label.values], object)[batch.label.codes]
+            for batch in batches
+            if batch.label is not None
+        ]
+        return x, np.concatenate(labels)
+
+    def plan_erasure(self, users: Iterable[str | int] = (), points: Iterable[str] = ()) -> ErasurePlan:
+        """Return what erasing these would do; change nothing."""
+        return plan_erasure(self.ledger, self._targets(users, points))
+
+    def erase(
+        self,
+        users: Iterable[str | int] = (),
+        *,
+        points: Iterable[str] = (),
+        build: bool = True,
+        executor: str | None = None,
+        workers: int | None = None,
+        device: str | None = None,
+        watch: Watch | None = None,
+    ) -> Erased:
+        """Erase users, or single points given as `dataset:position`, from every dataset and model.
+
+        When this returns, nothing made from them is left; with `build`, every model is at full strength
+        again. A user without data gets an outcome that says so; one erased before, the outcome of then.
+        """
+        targets = self._targets(users, points)
+        self.finish_erasures()
+        new = self._not_erased_yet(targets)
+        if new:
+            carry_out(self.ledger, self.storage, record_requests(self.ledger, new, self.clock()), self.clock)
+        builds: list[Build] = []
+        if build:
+            builds = self.build(executor=executor, workers=workers, device=device, watch=watch)
+        return Erased(self._outcomes(targets), tuple(builds))
+
+    def finish_erasures(self) -> int:
+        """Carry on with erasures that a killed process left undone; return how many there were."""
+        unfinished = erasures.unfinished_erasures(self.ledger)
+        for left in unfinished:
+            carry_out(self.ledger, self.storage, left.id, self.clock)
+        return len(unfinished)
+
+    def where_user(self, user: str | int) -> list[Whereabouts]:
+        """Return where a user's points train."""
+        held = points.holdings_of(self.ledger, self.keys.handles([_user(user)]))
+        return [self._whereabouts(holding, unpack(holding.positions).tolist()) for holding in held]
+
+    def where_point(self, point: str) -> list[Whereabouts]:
+        """Return where one point, given as `dataset:position`, trains; nothing when it is not there."""
+        name, position = _point(point)
+        dataset = points.dataset_named(self.ledger, name)
+        holding = points.holding_at(self.ledger, dataset.id, position)
+        return [self._whereabouts(holding, [position])] if holding else []
+
+    def checkpoints(self, model: str) -> list[Checkpoint]:
+        """Return every checkpoint of a model that is in force, by shard and slice."""
+        found = models.model_named(self.ledger, model)
+        return [checkpoint for standing in standings(self.ledger, found) for checkpoint in standing.chain]
+
+    def builds(self, model: str) -> list[Build]:
+        """Return what every build of a model cost, oldest first."""
+        return models.builds_of(self.ledger, models.model_named(self.ledger, model))
+
+    def plan_build(self, model: str) -> BuildPlan:
+        """Return what a build of a model would do."""
+        return plan_build(self.ledger, models.model_named(self.ledger, model))
+
+    def status(self) -> Status:
+        """Return how everything stands."""
+        data = {dataset.id: dataset for dataset in points.datasets(self.ledger)}
+        return Status(
+            datasets=tuple(self._dataset_status(dataset) for dataset in data.values()),
+            models=tuple(self._model_status(model, data[model.dataset_id]) for model in models.models(self.ledger)),
+            unfinished=len(erasures.unfinished_erasures(self.ledger)),
+            to_rebuild=len(erasures.erasures_to_rebuild(self.ledger)),
+        )
+
+    def work(self, task: Task, report: Report) -> None:
+        """Carry out one task of a build, as a worker."""
+        build_task(self.ledger, self.storage, self.plugins, task, self.clock, report)
+
+    def _build_one(
+        self, model: Model, executor: str | None, workers: int | None, device: str | None, watch: Watch | None
+    ) -> Build:
+        count = self.config.workers if workers is None else workers
+        if count < 1:
+            raise InputError(f"a build needs at least 1 worker, not {count}")
+        several = "processes" if workers is not None and workers > 1 else self.config.executor
+        return build(
+            self.ledger,
+            self.plugins,
+            model,
+            str(self.folder),
+            self.work,
+            self.clock,
+            executor=executor or several,
+            workers=count,
+            device=device or self.config.device,
+            build_id=draw_id(),
+            watch=watch or Watch(),
+        )
+
+    def _note_rebuilt(self) -> None:
+        """Record for each erasure whether every model it touched is back at full strength."""
+        complete: dict[int, bool] = {}
+        ready = []
+        for erasure in erasures.erasures_to_rebuild(self.ledger):
+            for dataset_id in {dataset_id for dataset_id, _ in erasure.touched}:
+                if dataset_id not in complete:
+                    complete[dataset_id] = all(
+                        standing.complete
+                        for model in models.models(self.ledger, dataset_id)
+                        for standing in standings(self.ledger, model)
+                    )
+            if all(complete[dataset_id] for dataset_id, _ in erasure.touched):
+                ready.append(erasure.id)
+        if ready:
+            erasures.rebuilt(self.ledger, ready, self.clock())
+            reached(Step.ERASE_REBUILT)
+
+    def _targets(self, users: Iterable[str | int], given: Iterable[str]) -> list[Target]:
+        listed = [users] if isinstance(users, str | int) else list(users)
+        handles: list[Target] = list(self.keys.handles([_user(user) for user in listed]))
+        targets = handles + [_point(point) for point in ([given] if isinstance(given, str) else given)]
+        if not targets:
+            raise InputError("nobody to erase: give at least one user or point")
+        return list(dict.fromkeys(targets))
+
+    def _not_erased_yet(self, targets: Sequence[Target]) -> list[Target]:
+        handles = [target for target in targets if isinstance(target, bytes)]
+        single = [target for target in targets if not isinstance(target, bytes)]
+        asked = erasures.last_requests(self.ledger, handles, single)
+        alive = points.user_keys(self.ledger, handles).keys()
+        # Positions are never given twice, so a point asked about before is gone for good.
+        return [target for target in targets if target not in asked or target in alive]
+
+    def _outcomes(self, targets: Sequence[Target]) -> tuple[Outcome, ...]:
+        handles = [target for target in targets if isinstance(target, bytes)]
+        single = [target for target in targets if not isinstance(target, bytes)]
+        asked = erasures.last_requests(self.ledger, handles, single)
+        return tuple(outcome_of(self.ledger, asked[target]) for target in targets)
+
+    def _whereabouts(self, holding: points.Holding, positions: Sequence[int]) -> Whereabouts:
+        name = points.dataset_by_id(self.ledger, holding.dataset_id).name
+        return Whereabouts(name, holding.shard, holding.slice, tuple(positions))
+
+    def _dataset_status(self, dataset: Dataset) -> DatasetStatus:
+        generations = points.generations(self.ledger, dataset.id)
+        return DatasetStatus(
+            name=dataset.name,
+            points=sum(points.counts_of(self.ledger, dataset.id).values()),
+            shards=dataset.shards,
+            slices=generations[-1].last_slice,
+            open_slices=0 if generations[-1].sealed else generations[-1].slices,
+            classes=len(dataset.labels),
+        )
+
+    def _model_status(self, model: Model, dataset: Dataset) -> ModelStatus:
+        plan = plan_build(self.ledger, model)
+        return ModelStatus(
+            name=model.name,
+            dataset=dataset.name,
+            backend=f"{model.spec.backend} {model.spec.backend_version}",
+            slices=max(standing.slices for standing in plan.standings),
+            prefixes=tuple(standing.prefix for standing in plan.standings),
+            samples_missing=plan.samples,
+            samples_from_scratch=plan.from_scratch,
+        )
+
+
+def _ledger_url(folder: Path, url: str) -> str:
+    relative = url.removeprefix("sqlite:///")
+    return url if relative == url or relative.startswith("/") else f"sqlite:///{folder / relative}"
+
+
+def _storage_url(folder: Path, url: str) -> str:
+    return url if "://" in url else str(folder / url)
+
+
+def _classes(given: Sequence[int | str] | int | None) -> tuple[int | str, ...] | None:
+    if given is None:
+        return None
+    classes = tuple(range(given)) if isinstance(given, int) else tuple(given)
+    if not classes or len(set(map(str, classes))) != len(classes):
+        raise InputError("declare at least one class, and each only once")
+    return classes
+
+
+def _user(user: str | int) -> str:
+    text = str(user)
+    if not text or isinstance(user, bool):
+        raise InputError("a user id is a non-empty string or an integer")
+    return text
+
+
+def _point(point: str) -> tuple[str, int]:
+    name, _, position = point.rpartition(":")
+    if not name or not position.isdigit():
+        raise InputError(f"a point is written dataset:position, like digits:1234, not '{point}'")
+    return name, int(position)
+
+
+def _label_order(label: int | str) -> tuple[int, int | str]:
+    return (0, label) if isinstance(label, int) else (1, label)
+
+
+def _check_same(known: Model, dataset: Dataset, spec: Spec, seed: int | None) -> None:
+    """Raise `RefusedError` where a model is declared again as something else."""
+    if known.dataset_id != dataset.id:
+        raise RefusedError(f"model '{known.name}' was declared on another dataset than '{dataset.name}'")
+    if seed is not None and seed != known.seed:
+        raise RefusedError(f"model '{known.name}' has its seed; it was drawn when it was declared and never changes")
+    now, then = replace(spec, backend_version="").as_json(), replace(known.spec, backend_version="").as_json()
+    differ = [name for name in now if now[name] != then[name]]
+    if differ:
+        raise RefusedError(
+            f"model '{known.name}' was declared with other {', '.join(differ)}; a model never changes, train a new one"
+        )
