@@ -5,7 +5,8 @@ erasure made by another process is seen before the next answer. A constituent th
 none that has seen a point, abstains. One that was set back counts by the share of its shard that it has seen.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,14 @@ class _Serving:
     predictor: Predictor | None
 
 
+def join_evaluations(parts: Sequence[Evaluation]) -> Evaluation:
+    """Return the evaluation of several batches together; the last one says how many constituents answered."""
+    total = sum(part.points for part in parts)
+    top1 = sum(part.top1 * part.points for part in parts) / total
+    top5 = None if parts[-1].top5 is None else sum((part.top5 or 0) * part.points for part in parts) / total
+    return replace(parts[-1], points=total, top1=top1, top5=top5)
+
+
 class ServedModel:
     """A model to ask. Keep it: it loads constituents once and again only when they change."""
 
@@ -94,19 +103,16 @@ class ServedModel:
         best, scores = combine(probabilities, serving.weights)
         return Answers(np.asarray(self.classes)[best], scores, self.classes)
 
-    def evaluate(self, x: NDArray[Any], labels: NDArray[Any], aggregate: str = "vote") -> Evaluation:
-        """Compare answers with the right ones."""
-        if len(labels) != len(x) or len(x) == 0:
-            raise InputError(f"evaluation needs as many labels as rows and at least one; got {len(labels)}, {len(x)}")
+    def evaluate(self, x: NDArray[Any], right: NDArray[np.int64], aggregate: str = "vote") -> Evaluation:
+        """Compare answers with the right class indices (-1 for a class the model does not know)."""
         answers = self.predict(x, aggregate)
-        right = float(np.mean(answers.labels == np.asarray(labels)))
-        top5 = None
-        if len(self.classes) > 5:
-            order = np.argsort(-answers.scores, axis=1, kind="stable")[:, :5]
-            top5 = float(np.mean((np.asarray(self.classes)[order] == np.asarray(labels)[:, None]).any(axis=1)))
+        order = np.argsort(-answers.scores, axis=1, kind="stable")[:, :5]
+        best = np.asarray(self.classes)[right]
+        top1 = float(np.mean((answers.labels == best) & (right >= 0)))
+        top5 = float(np.mean((order == right[:, None]).any(axis=1))) if len(self.classes) > 5 else None
         assert self._serving is not None
         constituents = len(self._serving.weights)
-        return Evaluation(len(x), right, top5, constituents, self._model.spec.shards - constituents)
+        return Evaluation(len(x), top1, top5, constituents, self._model.spec.shards - constituents)
 
     def _checked(self, x: NDArray[Any]) -> NDArray[Any]:
         spec, rows = self._model.spec, np.asarray(x)

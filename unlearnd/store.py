@@ -5,7 +5,7 @@ calls. Only the surfaces read the clock; a store is given one when it is opened.
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from unlearnd.build import BuildPlan, Report, Watch, build, build_task, plan_build, seal
 from unlearnd.checkpoints import standings
@@ -26,13 +26,14 @@ from unlearnd.ingest import Added, Layout, check_layout, check_name, ingest
 from unlearnd.keys import create_keys, draw_id, draw_seed, open_keys
 from unlearnd.leases import Clock
 from unlearnd.ledger import Ledger, erasures, models, points
+from unlearnd.ledger.migrate import migrate
 from unlearnd.ledger.models import Build, Checkpoint, Model
 from unlearnd.ledger.points import Dataset
 from unlearnd.packing import unpack
 from unlearnd.plugins import load_plugins
 from unlearnd.recipes import SCHEDULES, Spec
-from unlearnd.serving import Evaluation, ServedModel
-from unlearnd.sources import Data, read_batches
+from unlearnd.serving import Answers, Evaluation, ServedModel, join_evaluations
+from unlearnd.sources import Batch, Data, read_batches
 from unlearnd.steps import Step, reached
 from unlearnd.storage import Storage
 
@@ -295,6 +296,14 @@ class Store:
         found = models.model_named(self.ledger, name)
         return ServedModel(self.ledger, self.storage, self.plugins, found, device or self.config.device)
 
+    def predict(
+        self, model: str, data: Data, *, aggregate: str = "vote", device: str | None = None
+    ) -> Iterator[Answers]:
+        """Answer for rows in files or an array, batch by batch, in order."""
+        served = self.model(model, device=device)
+        for batch in self._read_for(model, data, None):
+            yield served.predict(batch.x, aggregate)
+
     def evaluate(
         self,
         model: str,
@@ -305,28 +314,21 @@ class Store:
         device: str | None = None,
     ) -> Evaluation:
         """Compare a model's answers with the right ones."""
-        x, labels = self.read_features(model, data, label=label)
-        assert labels is not None
-        return self.model(model, device=device).evaluate(x, labels, aggregate)
+        served = self.model(model, device=device)
+        known = {str(value): index for index, value in enumerate(served.classes)}
+        parts = []
+        for batch in self._read_for(model, data, label):
+            assert batch.label is not None
+            right = np.array([known.get(str(value), -1) for value in batch.label.values], np.int64)
+            parts.append(served.evaluate(batch.x, right[batch.label.codes], aggregate))
+        return join_evaluations(parts)
 
-    def read_features(
-        self, model: str, data: Data, label: str | ArrayLike | None = None
-    ) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        """Read rows to ask a model about, with its dataset's columns, and their labels where asked for."""
+    def _read_for(self, model: str, data: Data, label: str | ArrayLike | None) -> Iterator[Batch]:
+        """Read rows to ask a model about: of files, the columns that its dataset was made of."""
         found = models.model_named(self.ledger, model)
         dataset = points.dataset_by_id(self.ledger, found.dataset_id)
         features = dataset.columns if isinstance(data, str | os.PathLike | Sequence) else None
-        batches = list(read_batches(data, user=None, label=label, features=features))
-        x = np.concatenate([batch.x for batch in batches])
-        if label is None:
-            return x, None
-        known = {str(value): value for value in found.spec.classes}
-        labels = [
-            np.array([known.get(str(value), "") for value in batch.label.values], object)[batch.label.codes]
-            for batch in batches
-            if batch.label is not None
-        ]
-        return x, np.concatenate(labels)
+        return read_batches(data, user=None, label=label, features=features)
 
     def plan_erasure(self, users: Iterable[str | int] = (), points: Iterable[str] = ()) -> ErasurePlan:
         """Return what erasing these would do; change nothing."""
@@ -385,6 +387,10 @@ class Store:
     def builds(self, model: str) -> list[Build]:
         """Return what every build of a model cost, oldest first."""
         return models.builds_of(self.ledger, models.model_named(self.ledger, model))
+
+    def seed_of(self, model: str) -> int:
+        """Return the seed of a model, which a second store needs to train the same bits."""
+        return models.model_named(self.ledger, model).seed
 
     def plan_build(self, model: str) -> BuildPlan:
         """Return what a build of a model would do."""
@@ -491,6 +497,12 @@ class Store:
             samples_missing=plan.samples,
             samples_from_scratch=plan.from_scratch,
         )
+
+
+def migrate_store(directory: str | os.PathLike[str]) -> tuple[str | None, str]:
+    """Bring the ledger of the store in `directory` to this release's schema; return it before and after."""
+    folder = Path(directory).absolute()
+    return migrate(_ledger_url(folder, read_config(folder).ledger))
 
 
 def _ledger_url(folder: Path, url: str) -> str:

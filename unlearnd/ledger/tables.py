@@ -7,7 +7,7 @@ and a random key, and the key goes when the user is erased.
 
 from typing import Any, ClassVar
 
-from sqlalchemy import Column, Index, LargeBinary
+from sqlalchemy import BigInteger, Column, Index, LargeBinary
 from sqlmodel import Field, SQLModel
 
 SCHEMA = "0001"
@@ -37,9 +37,9 @@ class DatasetRow(SQLModel, table=True):
     """Label values by code, in the order they were first met; models sort them."""
     labels_declared: bool
     groups: str
-    points: int
+    points: int = Field(sa_type=BigInteger)
     """How many points were ever given: the next position."""
-    version: int
+    version: int = Field(sa_type=BigInteger)
     """Counts up whenever what may be served could have changed."""
     created_at: str
 
@@ -63,7 +63,7 @@ class IngestRow(SQLModel, table=True):
     dataset: str
     opened_at: str
     committed_at: str | None = None
-    points: int = 0
+    points: int = Field(default=0, sa_type=BigInteger)
 
 
 class SegmentRow(SQLModel, table=True):
@@ -75,14 +75,14 @@ class SegmentRow(SQLModel, table=True):
     dataset_id: int = Field(foreign_key="dataset.id")
     shard: int
     slice: int
-    first: int
+    first: int = Field(sa_type=BigInteger)
     """The position of its first point: segments of a slice are read in this order."""
     path: str
     digest: str
-    rows: int
+    rows: int = Field(sa_type=BigInteger)
     dropped: bytes = Field(default=b"", sa_column=Column(LargeBinary, nullable=False))
     """Positions erased but still in the object; empty again once it is rewritten."""
-    live: int
+    live: int = Field(sa_type=BigInteger)
     replaced_at: str | None = None
     destroyed_at: str | None = None
 
@@ -115,7 +115,7 @@ class HoldingRow(SQLModel, table=True):
     dataset_id: int = Field(primary_key=True)
     shard: int = Field(primary_key=True)
     slice: int = Field(primary_key=True)
-    first: int = Field(primary_key=True)
+    first: int = Field(primary_key=True, sa_type=BigInteger)
     positions: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
 
 
@@ -127,7 +127,7 @@ class ModelRow(SQLModel, table=True):
     spec: str
     sliceable: bool
     deterministic: bool
-    seed: int
+    seed: int = Field(sa_type=BigInteger)
     declared_at: str
 
 
@@ -142,8 +142,8 @@ class CheckpointRow(SQLModel, table=True):
     file: str
     tensors: str
     path: str
-    size: int
-    samples: int
+    size: int = Field(sa_type=BigInteger)
+    samples: int = Field(sa_type=BigInteger)
     seconds: float
     environment: str
     built_at: str
@@ -158,8 +158,8 @@ class BuildRow(SQLModel, table=True):
     model_id: int = Field(foreign_key="model.id")
     started_at: str
     ended_at: str | None = None
-    samples: int = 0
-    from_scratch: int = 0
+    samples: int = Field(default=0, sa_type=BigInteger)
+    from_scratch: int = Field(default=0, sa_type=BigInteger)
     checkpoints: int = 0
     seconds: float = 0.0
 
@@ -187,7 +187,7 @@ class RequestRow(SQLModel, table=True):
     number: int
     handle: bytes | None = Field(default=None, sa_column=Column(LargeBinary, nullable=True))
     dataset: str | None = None
-    position: int | None = None
+    position: int | None = Field(default=None, sa_type=BigInteger)
     outcome: str | None = None
 
 

@@ -1,0 +1,152 @@
+"""erase."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from unlearnd.cli.options import building, opened, store_option
+from unlearnd.cli.show import build_json, counted, print_json, print_table, times, trained_sentence, watching
+from unlearnd.errors import InputError, NotFoundError
+
+if TYPE_CHECKING:
+    from unlearnd.erasure import ErasurePlan
+    from unlearnd.store import Erased
+
+
+@click.command()
+@click.option("--user", "users", multiple=True, metavar="U", help="Whose data to erase; repeat it.")
+@click.option("--file", "listing", metavar="F", help="A file of users, one per line; - for standard input.")
+@click.option("--column", metavar="COL", help="The file is a CSV, and this column has the users.")
+@click.option("--point", "points", multiple=True, metavar="ID", help="A single point, as dataset:position; repeat it.")
+@click.option("--dry-run", is_flag=True, help="Show what would happen; change nothing.")
+@click.option("--no-build", is_flag=True, help="Do not rebuild now; models answer from their clean prefixes.")
+@building
+@store_option
+def erase(
+    users: tuple[str, ...],
+    listing: str | None,
+    column: str | None,
+    points: tuple[str, ...],
+    dry_run: bool,
+    no_build: bool,
+    workers: int | None,
+    executor: str | None,
+    device: str | None,
+    folder: str | None,
+    as_json: bool,
+) -> None:
+    """Erase users or points from every dataset and model of the store.
+
+    When it returns, nothing made from their data is left. Then what was set back is trained again, unless
+    --no-build. A user that is not there gives a "nothing found", not an error.
+    """
+    if column and not listing:
+        raise click.UsageError("--column goes with --file")
+    everyone = [*users, *(_read_users(listing, column) if listing else [])]
+    if not everyone and not points:
+        raise click.UsageError("nobody to erase: give --user, --file or --point")
+    with opened(folder) as store:
+        if dry_run:
+            plan = store.plan_erasure(everyone, points)
+            print_json(asdict(plan)) if as_json else _print_plan(plan)
+            return
+        with watching(as_json) as watch:
+            erased = store.erase(
+                everyone,
+                points=points,
+                build=not no_build,
+                executor=executor,
+                workers=workers,
+                device=device,
+                watch=watch,
+            )
+        left = sum(model.samples_missing for model in store.status().models) if no_build else 0
+    if as_json:
+        print_json(
+            {
+                "outcomes": [asdict(outcome) for outcome in erased.outcomes],
+                "builds": [build_json(one) for one in erased.builds],
+            }
+        )
+    else:
+        _print_erased(erased, no_build, left)
+
+
+def _print_plan(plan: "ErasurePlan") -> None:
+    if not plan.points:
+        click.echo("Nothing found: there is nothing to erase.")
+        return
+    missing = f" Nothing found for {plan.not_found}." if plan.not_found else ""
+    click.echo(
+        f"Would erase {counted(plan.points, 'point')} from {counted(len(plan.places), 'slice')}.{missing} "
+        "This is a dry run: nothing has changed."
+    )
+    print_table(
+        ("dataset", "shard", "slice", "points"),
+        [(place.dataset, place.shard, place.slice, place.points) for place in plan.places],
+    )
+    if plan.models:
+        rows = [
+            (m.model, " ".join(map(str, m.shards)), m.checkpoints, m.samples, m.from_scratch,
+             times(m.from_scratch / m.samples) if m.samples else "–")
+            for m in plan.models
+        ]  # fmt: skip
+        print_table(
+            ("model", "shards", "checkpoints to destroy", "samples to retrain", "retraining all", "less by"), rows
+        )
+
+
+def _print_erased(erased: "Erased", no_build: bool, left: int) -> None:
+    found = [outcome for outcome in erased.outcomes if outcome.found]
+    missing = len(erased.outcomes) - len(found)
+    if missing:
+        which = "it" if len(erased.outcomes) == 1 else f"{missing} of {len(erased.outcomes)}"
+        click.echo(f"Nothing found for {which}: the store holds no such data.")
+    if not found:
+        return
+    lost = sum(outcome.points for outcome in found)
+    destroyed = {checkpoint for outcome in found for checkpoint in outcome.checkpoints}
+    click.echo(
+        f"Erased {counted(lost, 'point')} of {counted(len(found), 'request')}; "
+        f"{counted(len(destroyed), 'checkpoint')} destroyed."
+    )
+    rows = [
+        (n, outcome.request, outcome.points, len(outcome.slices), len(outcome.checkpoints),
+         outcome.influence_removed_at or "", outcome.rebuilt_at or "not yet")
+        for n, outcome in enumerate(erased.outcomes, start=1)
+    ]  # fmt: skip
+    print_table(("#", "request", "points", "slices", "checkpoints", "influence removed", "rebuilt"), rows)
+    if no_build:
+        click.echo(
+            f"Not rebuilt: models answer from their clean prefixes; `unlearnd build` trains {left:,} samples."
+            if left
+            else "There is nothing to rebuild."
+        )
+    else:
+        click.echo(trained_sentence(erased.builds, "Retrained"))
+
+
+def _read_users(name: str, column: str | None) -> list[str]:
+    """Return the users listed in a file, in order; empty lines do not count."""
+    try:
+        with click.open_file(name, encoding="utf-8-sig", errors="strict") as file:
+            if column is None:
+                listed = [line.rstrip("\r\n") for line in file]
+            else:
+                import csv
+
+                reader = csv.DictReader(file)
+                if column not in (reader.fieldnames or ()):
+                    raise InputError(f"{name} has no column '{column}'; it has: {', '.join(reader.fieldnames or ())}")
+                listed = [row[column] or "" for row in reader]
+    except FileNotFoundError:
+        raise NotFoundError(f"no file {name}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{name} is not UTF-8 text") from None
+    except OSError as error:
+        raise InputError(f"{name} cannot be read: {error.strerror}") from None
+    listed = [user for user in listed if user]
+    if not listed:
+        raise InputError(f"{name} lists nobody")
+    return listed

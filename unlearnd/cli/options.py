@@ -1,0 +1,50 @@
+"""Options that several commands share, and opening the store they name."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from unlearnd.config import find_store
+
+if TYPE_CHECKING:
+    from unlearnd.store import Store
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+def store_option(command: F) -> F:
+    """Add `--store` and `--json`."""
+    option = click.option(
+        "--store", "folder", metavar="DIR", help="The store; else UNLEARND_STORE, else the nearest folder with one."
+    )
+    return as_json(option(command))
+
+
+def building(command: F) -> F:
+    """Add what every command that may train takes."""
+    for option in (
+        click.option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1, mps; by default what the store says."),
+        click.option("--executor", metavar="NAME", help="Where to train: serial, processes, or a plugin's."),
+        click.option(
+            "--workers", type=click.IntRange(min=1), metavar="N", help="Train in N processes; the bits stay the same."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@contextmanager
+def opened(folder: str | None) -> "Iterator[Store]":
+    """Open the store a command is about."""
+    named = folder or click.get_current_context().find_root().obj or os.environ.get("UNLEARND_STORE")
+    path = Path(named) if named else find_store(Path.cwd())
+    from unlearnd.store import Store  # heavy: sqlmodel, numpy
+
+    with Store.open(path) as store:
+        yield store

@@ -1,0 +1,32 @@
+"""Bring a ledger to this release's schema.
+
+A new ledger is made from the tables at once and stamped; an old one goes through Alembic's migrations. A test
+holds the two to the same result.
+"""
+
+from pathlib import Path
+
+from unlearnd import migrations
+from unlearnd.ledger.connection import Ledger
+from unlearnd.ledger.tables import SCHEMA
+
+
+def migrate(url: str) -> tuple[str | None, str]:
+    """Upgrade the ledger at `url`; return its schema before and after. None: it had no schema."""
+    from alembic import command  # heavy, and needed only here
+    from alembic.config import Config
+
+    ledger = Ledger(url)
+    try:
+        with ledger.write() as connection:
+            if connection.dialect.has_table(connection, "alembic_version"):
+                before = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+            else:
+                before = None
+            config = Config()
+            config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+            config.attributes["connection"] = connection
+            command.upgrade(config, SCHEMA)
+    finally:
+        ledger.close()
+    return before, SCHEMA
