@@ -1,0 +1,126 @@
+"""The backends as the core sees them: names, versions, and methods that load torch when they are called.
+
+Nothing here trains. `settings` checks what was given, `mlp` and `module` hold the two ways of training, and
+`harness` what they share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from unlearnd.hookspecs import Job, OnProgress, Predictor, Settings
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from unlearnd.hookspecs import State
+
+
+class MlpBackend:
+    """A multilayer perceptron whose constituents train and answer as one stack."""
+
+    name = "mlp"
+    version = "1"
+    sliceable = True
+    deterministic = True
+
+    def settings(self, given: Mapping[str, object]) -> Settings:
+        """Check what was set and fill in the defaults; raise `InputError` naming the setting."""
+        from unlearnd_torch.settings import MlpSettings, check_settings  # heavy: pydantic
+
+        return check_settings(self.name, MlpSettings, given)
+
+    def initial_state(self, settings: Settings, shape: tuple[int, ...], classes: int, seed: int) -> State:
+        """Return the state before slice 1."""
+        from unlearnd_torch import mlp  # heavy: torch
+        from unlearnd_torch.settings import MlpSettings  # heavy: pydantic
+
+        return mlp.draw_initial_state(MlpSettings.model_validate(settings), shape, classes, seed)
+
+    def train(self, settings: Settings, job: Job, device: str, on_progress: OnProgress) -> State:
+        """Train on from `job.state` and return the state after the slice."""
+        return self.train_many(settings, [job], device, on_progress)[0]
+
+    def train_many(self, settings: Settings, jobs: Sequence[Job], device: str, on_progress: OnProgress) -> list[State]:
+        """Do what `train` does for several constituents at once; the same bytes as one by one."""
+        from unlearnd_torch import mlp  # heavy: torch
+        from unlearnd_torch.settings import MlpSettings  # heavy: pydantic
+
+        return mlp.train_stacked(MlpSettings.model_validate(settings), jobs, device, on_progress)
+
+    def predictor(self, settings: Settings, states: Sequence[State], device: str) -> Predictor:
+        """Stack constituents once, to answer many times."""
+        from unlearnd_torch import mlp_answering  # heavy: torch
+        from unlearnd_torch.settings import MlpSettings  # heavy: pydantic
+
+        return mlp_answering.StackedPredictor(MlpSettings.model_validate(settings), states, device)
+
+    def environment(self, device: str) -> Mapping[str, str]:
+        """Return whatever changes bits here."""
+        from unlearnd_torch.devices import fingerprint  # heavy: torch
+
+        return fingerprint(device)
+
+
+class TorchBackend:
+    """A platform's own `nn.Module` as a backend.
+
+    `build(shape, classes, **settings)` returns a fresh module that maps (n, *shape) float32 features to
+    (n, classes) logits. Its keyword parameters, which must have defaults, become settings next to the common
+    ones (batch_size, optimizer, lr, …). Raise the version whenever `build` changes what it returns: stored
+    checkpoints belong to the version that made them. Declare `deterministic=False` if the module draws
+    randomness that torch does not seed.
+    """
+
+    sliceable = True
+
+    def __init__(self, name: str, version: str, *, build: Callable[..., nn.Module], deterministic: bool = True) -> None:
+        self.name = name
+        self.version = version
+        self.deterministic = deterministic
+        self.build = build
+
+    def settings(self, given: Mapping[str, object]) -> Settings:
+        """Check what was set and fill in the defaults; raise `InputError` naming the setting."""
+        from unlearnd_torch.settings import check_settings, settings_of_build  # heavy: pydantic
+
+        return check_settings(self.name, settings_of_build(self.build), given)
+
+    def initial_state(self, settings: Settings, shape: tuple[int, ...], classes: int, seed: int) -> State:
+        """Return the state before slice 1."""
+        from unlearnd_torch import module  # heavy: torch
+
+        common, own = self._split(settings)
+        build = partial(self.build, shape, classes, **own)
+        return module.draw_initial_state(build, common, shape, classes, seed)
+
+    def train(self, settings: Settings, job: Job, device: str, on_progress: OnProgress) -> State:
+        """Train on from `job.state` and return the state after the slice."""
+        from unlearnd_torch import module  # heavy: torch
+
+        common, own = self._split(settings)
+        shape, classes = module.form_of(job.state)
+        return module.train(partial(self.build, shape, classes, **own), common, job, device, on_progress)
+
+    def predictor(self, settings: Settings, states: Sequence[State], device: str) -> Predictor:
+        """Load each constituent once, to answer many times."""
+        from unlearnd_torch import module  # heavy: torch
+
+        common, own = self._split(settings)
+        shape, classes = module.form_of(states[0])
+        return module.ModulePredictor(partial(self.build, shape, classes, **own), common, states, device)
+
+    def environment(self, device: str) -> Mapping[str, str]:
+        """Return whatever changes bits here."""
+        from unlearnd_torch.devices import fingerprint  # heavy: torch
+
+        return fingerprint(device)
+
+    def _split(self, settings: Settings) -> tuple[Any, dict[str, Any]]:
+        from unlearnd_torch.settings import TrainingSettings, settings_of_build  # heavy: pydantic
+
+        checked = settings_of_build(self.build).model_validate(settings)
+        own = {name: value for name, value in checked if name not in TrainingSettings.model_fields}
+        return checked, own

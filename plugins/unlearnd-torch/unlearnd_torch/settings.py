@@ -1,0 +1,121 @@
+"""What a person may set about training, checked, with every default filled in.
+
+Settings leave here as JSON values: they are hashed into the model's recipe, so that two spellings of the same
+settings must come out equal, and a default is written down rather than implied.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+    field_validator,
+    model_validator,
+)
+
+from unlearnd.errors import InputError
+
+Rate = typing.Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+NotNegative = typing.Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = typing.Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class TrainingSettings(BaseModel):
+    """Settings of every backend that trains with our optimisers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    batch_size: int = Field(32, ge=1, le=65536)
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: Positive = 0.05
+    momentum: Rate = 0.9
+    nesterov: bool = False
+    weight_decay: NotNegative = 0.0
+    betas: tuple[Rate, Rate] = (0.9, 0.999)
+    eps: Positive = 1e-8
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    warmup_steps: int = Field(0, ge=0)
+    decay_steps: int = Field(1000, ge=1)
+    gamma: Positive = 0.1
+    standardize: Literal["auto", "feature", "global", "off"] = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_by_optimizer(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        usual = {"adam": {"lr": 0.001}, "adamw": {"lr": 0.001, "weight_decay": 0.01}}
+        return {**usual.get(str(given.get("optimizer")), {}), **given}
+
+    @model_validator(mode="after")
+    def _check_nesterov(self) -> Self:
+        if self.optimizer == "sgd" and self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov needs a momentum above 0")
+        return self
+
+
+class MlpSettings(TrainingSettings):
+    """Settings of `mlp`."""
+
+    hidden: tuple[typing.Annotated[int, Field(ge=1)], ...] = (128,)
+    activation: Literal["relu", "tanh", "sigmoid", "gelu"] = "relu"
+    dropout: Rate = 0.0
+
+    @field_validator("hidden", mode="before")
+    @classmethod
+    def _accept_one_width(cls, given: Any) -> Any:
+        return (given,) if isinstance(given, int) and not isinstance(given, bool) else given
+
+
+def check_settings(backend: str, model: type[BaseModel], given: Mapping[str, object]) -> dict[str, Any]:
+    """Return `given` as JSON values with every default filled in; raise `InputError` naming the setting."""
+    names = sorted(model.model_fields)
+    for name in given:
+        if name not in names:
+            raise InputError(f"backend {backend!r} has no setting {name!r}; settings: {', '.join(names)}")
+    try:
+        return model.model_validate(dict(given)).model_dump(mode="json")
+    except ValidationError as error:
+        raise InputError(_describe(backend, error)) from None
+
+
+@lru_cache(maxsize=64)
+def settings_of_build(build: Callable[..., Any]) -> type[TrainingSettings]:
+    """Return the common settings with the keyword parameters of `build` added.
+
+    Raise `InputError` when a parameter has no default or takes the name of a common setting.
+    """
+    shape_and_classes = 2
+    try:
+        hints = typing.get_type_hints(build)
+    except (NameError, TypeError):  # annotations that cannot be looked up; the defaults tell the types then
+        hints = {}
+    fields: dict[str, Any] = {}
+    for parameter in list(inspect.signature(build).parameters.values())[shape_and_classes:]:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        if parameter.default is parameter.empty:
+            raise InputError(f"parameter {parameter.name!r} of build needs a default: it is a setting")
+        if parameter.name in TrainingSettings.model_fields:
+            raise InputError(f"parameter {parameter.name!r} of build takes the name of a training setting")
+        told_by_default = Any if parameter.default is None else type(parameter.default)
+        fields[parameter.name] = (hints.get(parameter.name, told_by_default), parameter.default)
+    return create_model("BuildSettings", __base__=TrainingSettings, **fields)
+
+
+def _describe(backend: str, error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    problem = first["msg"].removeprefix("Value error, ").replace("Input should", "should")
+    if not first["loc"]:
+        return f"backend {backend!r}: {problem}"
+    name = ".".join(str(part) for part in first["loc"])
+    return f"backend {backend!r}: setting {name!r} {problem}, not {first['input']!r}"
