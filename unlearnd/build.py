@@ -218,8 +218,8 @@ def _fill_roots(ledger: Ledger, storage: Storage, dataset: Dataset, shards: Iter
     for shard in shards:
         if any((shard, slice_) not in known for slice_ in range(1, last + 1)):
             with hold(ledger, [data_lease(dataset.name, shard)], clock):
-                here = points.roots_of_shard(ledger, dataset.id, shard)
-                missing = [slice_ for slice_ in range(1, last + 1) if slice_ not in here]
+                here = points.roots_of(ledger, dataset.id, shard)
+                missing = [slice_ for slice_ in range(1, last + 1) if (shard, slice_) not in here]
                 current = points.dataset_by_id(ledger, dataset.id)
                 points.enter_roots(ledger, dataset.id, shard, compute_roots(ledger, storage, current, shard, missing))
             reached(Step.BUILD_ROOTS)

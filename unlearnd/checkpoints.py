@@ -58,8 +58,8 @@ def standings(ledger: Ledger, model: Model, shards: Iterable[int] | None = None)
     """
     slices = points.generations(ledger, model.dataset_id)[-1].last_slice
     wanted = list(shards) if shards is not None else list(range(1, model.spec.shards + 1))
-    roots = points.roots_of(ledger, model.dataset_id)
     alone = wanted[0] if len(wanted) == 1 else None
+    roots = points.roots_of(ledger, model.dataset_id, alone)
     existing = {(c.shard, c.slice, c.recipe): c for c in models.checkpoints_of(ledger, model.id, alone)}
     found = []
     for shard in wanted:

@@ -6,9 +6,11 @@ second store that was never given the erased person has the same checkpoints, bi
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
+from numpy.typing import NDArray
 
 from unlearnd.errors import DamagedStoreError, NotFoundError
 from unlearnd.plugins import load_plugins
@@ -65,7 +67,7 @@ def run(folder: str | None) -> None:
     click.echo(f"The store is in {home / 'store'}: try `unlearnd --store {home / 'store'} status`.")
 
 
-def _digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def _digits() -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -75,5 +77,5 @@ def _digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # type: ignore[type
     return x, digits.target, np.arange(len(x)) % _PEOPLE
 
 
-def _accuracy(store: Store, x: "np.ndarray", y: "np.ndarray") -> str:  # type: ignore[type-arg]
+def _accuracy(store: Store, x: NDArray[Any], y: NDArray[Any]) -> str:
     return f"{100 * store.evaluate('reader', x, label=y).top1:.1f} %"

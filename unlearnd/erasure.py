@@ -292,7 +292,7 @@ def _marking(
     erased: dict[Target, list[bytes]] = {target: [] for target in doomed}
     for (dataset_id, shard, slice_), lots in sorted(by_place.items()):
         dataset = points.dataset_by_id(ledger, dataset_id)
-        before = points.roots_of_shard(ledger, dataset_id, shard).get(slice_)
+        before = points.roots_of(ledger, dataset_id, shard).get((shard, slice_))
         going = np.concatenate([positions for _, positions in lots])
         staying: list[bytes] = []
         committed: dict[int, bytes] = {}

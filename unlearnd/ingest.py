@@ -35,6 +35,7 @@ from unlearnd.storage import Storage
 BUFFER_BYTES = 192 << 20
 _WRITERS = 8
 _BUCKETS = 64
+_REMEMBERED = 250_000
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
@@ -180,6 +181,7 @@ class _Intake:
         self._like: Batch | None = None
         self._buffer: list[tuple[Rows, NDArray[np.int64]]] = []
         self._buffered = 0
+        self._met: dict[str, tuple[bytes, int]] = {}
         self.first = before.points if before else 0
         self.position = self.first
         self.segments: list[NewSegment] = []
@@ -192,8 +194,7 @@ class _Intake:
         label = self._label_codes(batch, batch.label)
         group = None if batch.group is None else self._group_codes(batch.group)
         users = [str(value) for value in batch.user.values]
-        handles = np.frombuffer(b"".join(self._keys.handles(users)), np.uint8).reshape(-1, HANDLE_BYTES)
-        numbers = numbers_of_users(users, self._keys.placement)
+        handles, numbers = self._hash(users)
         codes = batch.user.codes
         if (self._before.unit if self._before else self._layout.unit) == "point":
             texts = [str(value) for value in batch.label.values]
@@ -212,6 +213,17 @@ class _Intake:
         self._buffered += batch.x.nbytes
         if self._buffered >= BUFFER_BYTES:
             self.flush()
+
+    def _hash(self, users: list[str]) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
+        """Return the handle and the placing number of each user, remembering those met lately."""
+        if len(self._met) > _REMEMBERED:
+            self._met.clear()
+        new = [user for user in users if user not in self._met]
+        numbers = numbers_of_users(new, self._keys.placement).tolist()
+        self._met.update(zip(new, zip(self._keys.handles(new), numbers, strict=True), strict=True))
+        known = [self._met[user] for user in users]
+        handles = np.frombuffer(b"".join([handle for handle, _ in known]), np.uint8)
+        return handles.reshape(-1, HANDLE_BYTES), np.array([number for _, number in known], np.uint64)
 
     def flush(self) -> None:
         """Write the buffered points as one segment per place that has any."""

@@ -43,11 +43,22 @@ DEFAULT_EPOCHS = 10
 
 
 @dataclass(frozen=True)
+class How:
+    """How to build."""
+
+    executor: str
+    workers: int
+    device: str
+
+
+@dataclass(frozen=True)
 class Erased:
     """What an erase did: one outcome per user or point, in the order asked, and the builds that followed."""
 
     outcomes: tuple[Outcome, ...]
     builds: tuple[Build, ...]
+    again: frozenset[str]
+    """The requests among the outcomes that had been carried out before."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +196,7 @@ class Store:
         check_layout(known, layout, self.plugins.placements)
         if features is None and known is not None and known.columns is not None:
             features = known.columns
-        batches = read_batches(data, user=user, label=label, group=group, features=features, batch_bytes=32 << 20)
+        batches = read_batches(data, user=user, label=label, group=group, features=features, batch_bytes=64 << 20)
         return ingest(
             self.ledger,
             self.storage,
@@ -214,11 +225,14 @@ class Store:
         watch: Watch | None = None,
     ) -> Build:
         """Declare a model and build it. Called again, go on where it stopped."""
+        how = self._how(executor, workers, device)
+        # Asked before anything is declared: a device that is not there must not leave a model behind.
+        self.plugins.backend(backend).environment(how.device)
         declared = self.declare(
             model, dataset=dataset, backend=backend, epochs=epochs, seed=seed, settings=settings, schedule=schedule
         )
         self.finish_erasures()
-        return self._build_one(declared, executor, workers, device, watch)
+        return self._build_one(declared, how, watch)
 
     def declare(
         self,
@@ -244,9 +258,9 @@ class Store:
             raise InputError(f"no schedule '{chosen}'; there are: {', '.join(SCHEDULES)}")
         if seed is not None and not 0 <= seed < 2**63:
             raise InputError("a seed is a whole number from 0 to 2^63 - 1")
+        filled = (known.spec.settings if known and settings is None else None) or learner.settings(settings or {})
         if known is None:
             seal(self.ledger, data, self.clock)
-        filled = (known.spec.settings if known and settings is None else None) or learner.settings(settings or {})
         spec = Spec(
             backend=learner.name,
             backend_version=learner.version,
@@ -286,8 +300,9 @@ class Store:
     ) -> list[Build]:
         """Make every missing checkpoint of these models, or of all: after a crash, an erasure, new data."""
         wanted = [models.model_named(self.ledger, name) for name in names] or models.models(self.ledger)
+        how = self._how(executor, workers, device)
         self.finish_erasures()
-        done = [self._build_one(model, executor, workers, device, watch) for model in wanted]
+        done = [self._build_one(model, how, watch) for model in wanted]
         self._note_rebuilt()
         return done
 
@@ -351,14 +366,18 @@ class Store:
         again. A user without data gets an outcome that says so; one erased before, the outcome of then.
         """
         targets = self._targets(users, points)
+        how = self._how(executor, workers, device)
         self.finish_erasures()
         new = self._not_erased_yet(targets)
         if new:
             carry_out(self.ledger, self.storage, record_requests(self.ledger, new, self.clock()), self.clock)
         builds: list[Build] = []
         if build:
-            builds = self.build(executor=executor, workers=workers, device=device, watch=watch)
-        return Erased(self._outcomes(targets), tuple(builds))
+            builds = [self._build_one(model, how, watch) for model in self._set_back()]
+            self._note_rebuilt()
+        outcomes = self._outcomes(targets)
+        known = [outcome.request for target, outcome in zip(targets, outcomes, strict=True) if target not in new]
+        return Erased(outcomes, tuple(builds), frozenset(known))
 
     def finish_erasures(self) -> int:
         """Carry on with erasures that a killed process left undone; return how many there were."""
@@ -410,13 +429,16 @@ class Store:
         """Carry out one task of a build, as a worker."""
         build_task(self.ledger, self.storage, self.plugins, task, self.clock, report)
 
-    def _build_one(
-        self, model: Model, executor: str | None, workers: int | None, device: str | None, watch: Watch | None
-    ) -> Build:
+    def _how(self, executor: str | None, workers: int | None, device: str | None) -> "How":
+        """Return how to build: as asked, else as the store's settings say."""
         count = self.config.workers if workers is None else workers
         if count < 1:
             raise InputError(f"a build needs at least 1 worker, not {count}")
-        several = "processes" if workers is not None and workers > 1 else self.config.executor
+        chosen = executor or ("processes" if workers is not None and workers > 1 else self.config.executor)
+        self.plugins.executor(chosen)
+        return How(chosen, count, device or self.config.device)
+
+    def _build_one(self, model: Model, how: "How", watch: Watch | None) -> Build:
         return build(
             self.ledger,
             self.plugins,
@@ -424,12 +446,19 @@ class Store:
             str(self.folder),
             self.work,
             self.clock,
-            executor=executor or several,
-            workers=count,
-            device=device or self.config.device,
+            executor=how.executor,
+            workers=how.workers,
+            device=how.device,
             build_id=draw_id(),
             watch=watch or Watch(),
         )
+
+    def _set_back(self) -> list[Model]:
+        """Return the models that erasures have set back and no build has brought up again."""
+        touched = {
+            dataset_id for erasure in erasures.erasures_to_rebuild(self.ledger) for dataset_id, _ in erasure.touched
+        }
+        return [model for model in models.models(self.ledger) if model.dataset_id in touched]
 
     def _note_rebuilt(self) -> None:
         """Record for each erasure whether every model it touched is back at full strength."""
@@ -452,7 +481,10 @@ class Store:
     def _targets(self, users: Iterable[str | int], given: Iterable[str]) -> list[Target]:
         listed = [users] if isinstance(users, str | int) else list(users)
         handles: list[Target] = list(self.keys.handles([_user(user) for user in listed]))
-        targets = handles + [_point(point) for point in ([given] if isinstance(given, str) else given)]
+        single = [_point(point) for point in ([given] if isinstance(given, str) else given)]
+        for name in {name for name, _ in single}:
+            points.dataset_named(self.ledger, name)
+        targets = handles + single
         if not targets:
             raise InputError("nobody to erase: give at least one user or point")
         return list(dict.fromkeys(targets))
@@ -462,8 +494,14 @@ class Store:
         single = [target for target in targets if not isinstance(target, bytes)]
         asked = erasures.last_requests(self.ledger, handles, single)
         alive = points.user_keys(self.ledger, handles).keys()
-        # Positions are never given twice, so a point asked about before is gone for good.
-        return [target for target in targets if target not in asked or target in alive]
+        # Positions are never given twice, so a point that was erased is gone for good.
+        return [
+            target
+            for target in targets
+            if target not in asked
+            or target in alive
+            or (target in single and not outcome_of(self.ledger, asked[target]).found)
+        ]
 
     def _outcomes(self, targets: Sequence[Target]) -> tuple[Outcome, ...]:
         handles = [target for target in targets if isinstance(target, bytes)]

@@ -26,7 +26,10 @@ def init(folder: str, ledger: str, storage: str, placement_key: str | None, as_j
         if as_json:
             print_json({"store": str(store.folder), "id": store.config.store_id})
         else:
-            click.echo(f"Made a store in {store.folder}. Its keys are in keys/: keep them secret and back them up.")
+            click.echo(
+                f"Made a store in {store.folder}. Its keys are in keys/: keep them secret and back them up.\n"
+                f"Go there with `cd {folder}`, or name it with --store or UNLEARND_STORE."
+            )
 
 
 @click.command()
@@ -93,7 +96,8 @@ def ingest(
     else:
         click.echo(
             f"Added {counted(added.points, 'point')} to '{dataset}': {counted(added.dataset.shards, 'shard')}, "
-            f"slices {first} to {last}, {len(added.dataset.labels)} classes."
+            f"{f'slices {first} to {last}' if last > first else f'slice {first}'}, "
+            f"{len(added.dataset.labels)} classes."
         )
 
 

@@ -65,7 +65,7 @@ def erase(
     if as_json:
         print_json(
             {
-                "outcomes": [asdict(outcome) for outcome in erased.outcomes],
+                "outcomes": [{**asdict(o), "again": o.request in erased.again} for o in erased.outcomes],
                 "builds": [build_json(one) for one in erased.builds],
             }
         )
@@ -75,7 +75,7 @@ def erase(
 
 def _print_plan(plan: "ErasurePlan") -> None:
     if not plan.points:
-        click.echo("Nothing found: there is nothing to erase.")
+        click.echo("Nothing to erase: the store holds no such data.")
         return
     missing = f" Nothing found for {plan.not_found}." if plan.not_found else ""
     click.echo(
@@ -98,11 +98,16 @@ def _print_plan(plan: "ErasurePlan") -> None:
 
 
 def _print_erased(erased: "Erased", no_build: bool, left: int) -> None:
-    found = [outcome for outcome in erased.outcomes if outcome.found]
-    missing = len(erased.outcomes) - len(found)
+    missing = sum(not outcome.found for outcome in erased.outcomes)
     if missing:
-        which = "it" if len(erased.outcomes) == 1 else f"{missing} of {len(erased.outcomes)}"
-        click.echo(f"Nothing found for {which}: the store holds no such data.")
+        which = "" if len(erased.outcomes) == 1 else f" for {missing} of {len(erased.outcomes)} requests"
+        click.echo(f"Nothing found{which}: the store holds no such data.")
+    before = [outcome for outcome in erased.outcomes if outcome.found and outcome.request in erased.again]
+    if before:
+        which = "This request was" if len(erased.outcomes) == 1 else f"{counted(len(before), 'request')} had been"
+        when = max(outcome.influence_removed_at or "" for outcome in before)
+        click.echo(f"{which} carried out already, on {when}; there was nothing new to erase.")
+    found = [outcome for outcome in erased.outcomes if outcome.found and outcome.request not in erased.again]
     if not found:
         return
     lost = sum(outcome.points for outcome in found)
@@ -112,7 +117,7 @@ def _print_erased(erased: "Erased", no_build: bool, left: int) -> None:
         f"{counted(len(destroyed), 'checkpoint')} destroyed."
     )
     rows = [
-        (n, outcome.request, outcome.points, len(outcome.slices), len(outcome.checkpoints),
+        (n, outcome.request[:12], outcome.points, len(outcome.slices), len(outcome.checkpoints),
          outcome.influence_removed_at or "", outcome.rebuilt_at or "not yet")
         for n, outcome in enumerate(erased.outcomes, start=1)
     ]  # fmt: skip

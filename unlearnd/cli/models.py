@@ -63,7 +63,7 @@ def train(
     if as_json:
         print_json(build_json(built))
     else:
-        click.echo(trained_sentence([built], "Trained") + f" {counted(built.checkpoints, 'checkpoint')} saved.")
+        click.echo(trained_sentence([built], "Trained"))
 
 
 @click.command()
@@ -103,8 +103,9 @@ def predict(
         if as_json:
             print_json([{"row": row, "label": label, "score": score} for row, label, score in _rows(answers)])
         elif out is None:
-            click.echo("row,label,score")
             for row, label, score in _rows(answers):
+                if row == 1:
+                    click.echo("row,label,score")
                 click.echo(f"{row},{_cell(label)},{score:.6f}")
         else:
             note(f"Answered for {counted(_write_csv(out, answers), 'row')}; see {out}.")

@@ -32,9 +32,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         table.add_column(name, justify="right" if number else "left", no_wrap=True)
     for row in listed:
         table.add_row(*row)
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=False)
-    # A pipe has no width to keep to.
-    console.print(table, width=None if console.is_terminal else 400, crop=console.is_terminal)
+    # A pipe has no width to keep to; in a narrow terminal lines wrap, so that nothing is left out.
+    Console(file=sys.stdout, highlight=False, width=400).print(table, crop=False, overflow="ignore")
 
 
 def note(text: str) -> None:
@@ -56,10 +55,11 @@ def trained_sentence(builds: "Sequence[Build]", verb: str) -> str:
     """Return what builds cost, against training everything."""
     samples, scratch = sum(b.samples for b in builds), sum(b.from_scratch for b in builds)
     seconds = sum(b.seconds for b in builds)
-    if not samples:
+    if not sum(b.checkpoints for b in builds):
         return "Nothing to train: every checkpoint is there."
     less = f" ({times(scratch / samples)} less than from scratch)" if samples < scratch else ""
-    return f"{verb} {samples:,} of {scratch:,} samples{less} in {seconds:.1f} s."
+    made = counted(sum(b.checkpoints for b in builds), "checkpoint")
+    return f"{verb} {samples:,} of {scratch:,} samples{less} in {seconds:.1f} s; {made} saved."
 
 
 def build_json(build: "Build") -> dict[str, Any]:

@@ -42,11 +42,11 @@ class LinearBackend:
         try:
             return LinearSettings.model_validate(dict(given)).model_dump()
         except ValidationError as error:
-            first = error.errors()[0]
-            known = ", ".join(LinearSettings.model_fields)
-            raise InputError(
-                f"backend 'linear' cannot use setting '{first['loc'][0]}': {first['msg']}; settings: {known}"
-            ) from None
+            first, known = error.errors()[0], ", ".join(sorted(LinearSettings.model_fields))
+            name = first["loc"][0]
+            if first["type"] == "extra_forbidden":
+                raise InputError(f"backend 'linear' has no setting '{name}'; settings: {known}") from None
+            raise InputError(f"backend 'linear' cannot use {name}={first['input']!r}: {first['msg'].lower()}") from None
 
     def initial_state(self, settings: Settings, shape: tuple[int, ...], classes: int, seed: int) -> State:
         """Return zero weights: the problem is convex, nothing is gained by a random start."""
@@ -82,7 +82,9 @@ class LinearBackend:
         return _Predictor(states)
 
     def environment(self, device: str) -> Mapping[str, str]:
-        """Return what changes bits here."""
+        """Return what changes bits here; raise for a device there is not."""
+        if device not in ("auto", "cpu"):
+            raise InputError(f"no device '{device}'; backend 'linear' has: auto, cpu")
         return {"numpy": np.__version__}
 
 

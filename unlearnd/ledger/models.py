@@ -183,7 +183,8 @@ def destroyed_by(ledger: Ledger, erasure_id: str) -> list[dict[str, Any]]:
     """Return what an erasure had destroyed: model, dataset, shard, slice, recipe, digests."""
     sql = (
         "SELECT model.name AS model, dataset.name AS dataset, shard, slice, recipe, file, tensors FROM checkpoint "
-        "JOIN model ON model.id = model_id JOIN dataset ON dataset.id = model.dataset_id WHERE destroyed_by = ? ORDER BY model.name, shard, slice"
+        "JOIN model ON model.id = model_id JOIN dataset ON dataset.id = model.dataset_id "
+        "WHERE destroyed_by = ? ORDER BY model.name, shard, slice"
     )
     with ledger.read() as connection:
         return [dict(row._mapping) for row in connection.exec_driver_sql(sql, (erasure_id,))]

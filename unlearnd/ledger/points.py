@@ -256,18 +256,14 @@ def counts_of(ledger: Ledger, dataset_id: int) -> dict[tuple[int, int], int]:
         return {(row[0], row[1]): row[2] for row in connection.exec_driver_sql(sql, (dataset_id,))}
 
 
-def roots_of(ledger: Ledger, dataset_id: int) -> dict[tuple[int, int], Digest]:
-    """Return the roots of all slices that have one."""
+def roots_of(ledger: Ledger, dataset_id: int, shard: int | None = None) -> dict[tuple[int, int], Digest]:
+    """Return the roots of all slices that have one, or of one shard's."""
     sql = "SELECT shard, slice, root FROM slice WHERE dataset_id = ?"
+    values: tuple[int, ...] = (dataset_id,)
+    if shard is not None:
+        sql, values = f"{sql} AND shard = ?", (dataset_id, shard)
     with ledger.read() as connection:
-        return {(row[0], row[1]): Digest(row[2]) for row in connection.exec_driver_sql(sql, (dataset_id,))}
-
-
-def roots_of_shard(ledger: Ledger, dataset_id: int, shard: int) -> dict[int, Digest]:
-    """Return the roots of a shard's slices that have one."""
-    sql = "SELECT slice, root FROM slice WHERE dataset_id = ? AND shard = ?"
-    with ledger.read() as connection:
-        return {row[0]: Digest(row[1]) for row in connection.exec_driver_sql(sql, (dataset_id, shard))}
+        return {(row[0], row[1]): Digest(row[2]) for row in connection.exec_driver_sql(sql, values)}
 
 
 def enter_roots(ledger: Ledger, dataset_id: int, shard: int, roots: dict[int, Digest]) -> None:
