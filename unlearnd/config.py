@@ -34,7 +34,7 @@ def read_config(folder: Path) -> Config:
     path = folder / FILE_NAME
     try:
         given = tomllib.loads(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise NotFoundError(f"no store in {folder}: there is no {FILE_NAME}; `unlearnd init` makes one") from None
     except (OSError, ValueError) as error:
         raise DamagedStoreError(f"{path} cannot be read: {error}") from error

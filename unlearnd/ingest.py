@@ -36,6 +36,8 @@ BUFFER_BYTES = 192 << 20
 _WRITERS = 8
 _BUCKETS = 64
 _REMEMBERED = 250_000
+MOST_SLICES = 10_000
+MOST_PLACES = 1_000_000
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
@@ -81,6 +83,7 @@ def ingest(
     layout: Layout,
     rules: Mapping[str, PlacementRule],
     clock: Clock,
+    slices_asked: bool = False,
     on_progress: Callable[[int], None] = lambda rows: None,
 ) -> Added:
     """Add points to the dataset `name`, creating it where it is new: all of them or none."""
@@ -89,7 +92,7 @@ def ingest(
         destroy_leftovers(ledger, storage, name)
         before = points.find_dataset(ledger, name)
         check_layout(before, layout, rules)
-        generation = _generation(ledger, before, layout)
+        generation = _generation(ledger, before, layout, slices_asked)
         ingest_id = draw_id()
         points.open_ingest(ledger, ingest_id, name, clock())
         reached(Step.INGEST_OPENED)
@@ -128,6 +131,11 @@ def check_layout(before: Dataset | None, layout: Layout, rules: Mapping[str, Pla
     """Raise unless this layout can be used: a new dataset's must make sense, an old one's must not change."""
     if layout.shards < 1 or layout.slices < 1:
         raise InputError(f"a dataset has at least 1 shard and 1 slice, not {layout.shards} and {layout.slices}")
+    if layout.slices > MOST_SLICES or layout.shards * layout.slices > MOST_PLACES:
+        raise InputError(
+            f"{layout.shards:,} shards of {layout.slices:,} slices are too many: at most {MOST_SLICES:,} slices, "
+            f"and {MOST_PLACES:,} in all shards"
+        )
     if layout.unit not in ("user", "point"):
         raise InputError(f"unit is 'user' or 'point', not '{layout.unit}'")
     if layout.placement not in rules:
@@ -145,12 +153,17 @@ def check_layout(before: Dataset | None, layout: Layout, rules: Mapping[str, Pla
         raise RefusedError(f"the classes of dataset '{before.name}' were fixed by an earlier ingest")
 
 
-def _generation(ledger: Ledger, before: Dataset | None, layout: Layout) -> Generation:
+def _generation(ledger: Ledger, before: Dataset | None, layout: Layout, asked: bool) -> Generation:
     """Return the slices that take new points: those still open, or new ones behind the sealed."""
     if before is None:
         return Generation(0, 1, layout.slices, False)
     last = points.generations(ledger, before.id)[-1]
     if not last.sealed:
+        if asked and layout.slices != last.slices:
+            raise RefusedError(
+                f"dataset '{before.name}' has {last.slices} open slices, and points go there until a model is built; "
+                f"it cannot get {layout.slices} now"
+            )
         return last
     return Generation(last.number + 1, last.last_slice + 1, layout.slices, False)
 

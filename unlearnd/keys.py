@@ -35,6 +35,8 @@ def create_keys(folder: Path, placement_key: Path | None = None) -> Keys:
     """Write fresh keys into `folder`, taking the placement key from a file where one is given."""
     placement = _read_key(placement_key, InputError) if placement_key else secrets.token_bytes(KEY_BYTES)
     keys = Keys(placement=placement, pepper=secrets.token_bytes(KEY_BYTES))
+    for path in folder.glob("*.key"):
+        raise RefusedError(f"there is a key at {path} already, and no store to it; a key is never overwritten")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     for name, key in (("placement", keys.placement), ("pepper", keys.pepper)):

@@ -132,3 +132,8 @@ def _translated(name: str) -> Iterator[None]:
     except OSError as error:
         what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
         raise StorageError(f"storage cannot handle {name}: {what}") from error
+    except (StorageError, NotFoundError):
+        raise
+    except Exception as error:
+        # File systems are fsspec's plugins, and each raises errors of its own.
+        raise StorageError(f"storage cannot handle {name}: {type(error).__name__}: {error}") from error

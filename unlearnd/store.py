@@ -139,9 +139,15 @@ class Store:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"the folder {folder} cannot be made: {error.strerror}") from error
-        create_keys(folder / "keys", Path(placement_key) if placement_key else None)
+        if storage.startswith("memory:"):
+            raise InputError("storage in memory:// would be lost with the process; name a folder or a bucket")
         Storage(_storage_url(folder, storage)).create()
         Ledger.create(_ledger_url(folder, ledger)).close()
+        try:
+            create_keys(folder / "keys", Path(placement_key) if placement_key else None)
+        except BaseException:
+            Ledger.discard(_ledger_url(folder, ledger))
+            raise
         # Last, because with this file the folder is a store.
         write_config(folder, Config(store_id=draw_id(), ledger=ledger, storage=storage))
         return cls.open(folder, clock=clock)
@@ -206,6 +212,7 @@ class Store:
             layout,
             self.plugins.placements,
             self.clock,
+            slices is not None,
             on_progress,
         )
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlmodel import SQLModel
 
-from unlearnd.errors import DamagedStoreError, InputError, NotFoundError, StorageError
+from unlearnd.errors import DamagedStoreError, InputError, NotFoundError, RefusedError, StorageError
 from unlearnd.ledger.tables import SCHEMA
 
 _BUSY_SECONDS = 60
@@ -42,12 +42,12 @@ class Ledger:
         self.url = url
         try:
             parsed = make_url(url)
-            self._path = Path(parsed.database) if parsed.database and parsed.drivername == "sqlite" else None
-            self._engine = create_engine(parsed, connect_args={"timeout": _BUSY_SECONDS})
-        except (ArgumentError, NoSuchModuleError, ImportError) as error:
-            raise InputError(f"the ledger URL cannot be used: {error}") from error
-        if self._path is None:
+        except ArgumentError as error:
+            raise InputError(f"the ledger URL cannot be used: {error}") from None
+        if parsed.drivername != "sqlite" or not parsed.database:
             raise InputError("this release keeps its ledger in SQLite: give a URL that begins with sqlite:///")
+        self._path = Path(parsed.database)
+        self._engine = create_engine(parsed, connect_args={"timeout": _BUSY_SECONDS})
         _prepare_sqlite(self._engine)
         self._writer = self._engine.execution_options(unlearnd_write=True)
         self._peeker = self._engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -56,8 +56,12 @@ class Ledger:
     def create(cls, url: str) -> "Ledger":
         """Make an empty ledger at `url`."""
         ledger = cls(url)
-        assert ledger._path is not None
-        ledger._path.touch(mode=0o600)
+        try:
+            ledger._path.touch(mode=0o600, exist_ok=False)
+        except FileExistsError:
+            raise RefusedError(f"there is a file at {ledger._path} already; a ledger is never overwritten") from None
+        except OSError as error:
+            raise StorageError(f"the ledger {ledger._path} cannot be made: {error.strerror}") from None
         with ledger.write() as connection:
             SQLModel.metadata.create_all(connection)
             connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)")
@@ -68,7 +72,7 @@ class Ledger:
     def open(cls, url: str) -> "Ledger":
         """Open the ledger at `url`; raise when there is none or when it has another schema."""
         ledger = cls(url)
-        if ledger._path is not None and not ledger._path.exists():
+        if not ledger._path.exists():
             raise NotFoundError(f"there is no ledger at {ledger._path}")
         try:
             with ledger.read() as connection:
@@ -80,6 +84,13 @@ class Ledger:
                 f"the ledger has schema {found}, this release needs {SCHEMA}: run `unlearnd migrate`"
             )
         return ledger
+
+    @classmethod
+    def discard(cls, url: str) -> None:
+        """Remove a ledger that was just made and will not be used."""
+        path = cls(url)._path
+        for ending in ("", "-wal", "-shm"):
+            Path(f"{path}{ending}").unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let go of the database."""
