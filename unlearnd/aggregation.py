@@ -12,16 +12,14 @@ def vote(
     probabilities: NDArray[np.float32], weights: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Count each constituent's best class; a tie goes to the higher mean probability, then the lower class."""
-    constituents, _, classes = probabilities.shape
-    ballots = np.zeros(probabilities.shape[1:], np.float64)
-    rows = np.arange(probabilities.shape[1])
-    for constituent in range(constituents):
-        # A constituent that cannot tell two classes apart votes for the lower.
-        ballots[rows, probabilities[constituent].argmax(axis=1)] += weights[constituent]
-    scores = ballots / weights.sum()
+    _, rows, classes = probabilities.shape
+    # A constituent that cannot tell two classes apart votes for the lower.
+    ballots = np.arange(rows) * classes + probabilities.argmax(axis=2)
+    counted = np.bincount(ballots.ravel(), np.repeat(weights, rows), rows * classes)
+    scores = counted.reshape(rows, classes) / weights.sum()
+    tied = scores == scores.max(axis=1, keepdims=True)
     _, means = mean(probabilities, weights)
-    order = np.lexsort((np.broadcast_to(np.arange(classes), scores.shape), -means, -scores), axis=1)
-    return order[:, 0].astype(np.int64), scores
+    return np.where(tied, means, -1).argmax(axis=1).astype(np.int64), scores
 
 
 def mean(

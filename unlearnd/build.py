@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from unlearnd.checkpoints import Standing, encode_state, path_of, read_state, standings
 from unlearnd.digests import Digest
-from unlearnd.errors import BackendError, BusyError, RefusedError, UnlearndError
+from unlearnd.errors import BackendError, BusyError, DamagedStoreError, RefusedError, UnlearndError
 from unlearnd.hookspecs import Backend, Job, Points, Progress, State, Task
 from unlearnd.leases import Clock, Hold, Preempted, hold
 from unlearnd.ledger import Ledger, models, points
@@ -112,6 +112,7 @@ def seal(ledger: Ledger, dataset: Dataset, clock: Clock) -> None:
 
 def build(
     ledger: Ledger,
+    storage: Storage,
     plugins: Plugins,
     model: Model,
     store: str,
@@ -126,6 +127,7 @@ def build(
 ) -> Build:
     """Make every missing checkpoint of `model` and count what it took."""
     check_backend(plugins, model)
+    check_files(storage, model, standings(ledger, model))
     run = plugins.executor(executor)
     dataset = points.dataset_by_id(ledger, model.dataset_id)
     started, begun = clock(), time.perf_counter()
@@ -151,6 +153,36 @@ def build(
         models.count_build(ledger, model, result, started, clock())
         reached(Step.BUILD_COUNTED)
     return result
+
+
+def check_files(storage: Storage, model: Model, found: Iterable[Standing]) -> None:
+    """Raise `DamagedStoreError` unless storage has every checkpoint in force, at its recorded size."""
+    sizes = storage.sizes(f"checkpoints/{model.name}")
+    for checkpoint in (c for standing in found for c in standing.chain):
+        if sizes.get(checkpoint.path) != checkpoint.size:
+            what = "is cut short" if checkpoint.path in sizes else "is missing"
+            raise DamagedStoreError(
+                f"{checkpoint.path} {what}: restore it from a backup, or train it anew with "
+                f"`unlearnd build {model.name} --retrain-damaged`"
+            )
+
+
+def discard_damaged(ledger: Ledger, storage: Storage, model: Model, clock: Clock) -> int:
+    """Destroy checkpoints whose bytes are missing or not what was recorded; return how many there were."""
+    damaged = 0
+    for shard in range(1, model.spec.shards + 1):
+        with hold(ledger, [build_lease(model.name, shard)], clock, preempt=True):
+            bad = []
+            for checkpoint in standings(ledger, model, [shard])[0].chain:
+                try:
+                    read_state(storage, checkpoint)
+                except DamagedStoreError:
+                    bad.append(checkpoint)
+            if bad:
+                storage.destroy(checkpoint.path for checkpoint in bad)
+                models.checkpoints_destroyed(ledger, model.dataset_id, [c.id for c in bad], None, clock())
+        damaged += len(bad)
+    return damaged
 
 
 def check_backend(plugins: Plugins, model: Model) -> Backend:

@@ -43,9 +43,9 @@ def read_config(folder: Path) -> Config:
         if known is None or not isinstance(entries, dict):
             raise DamagedStoreError(f"{path} has an unknown section '{section}'; known: {', '.join(_SECTIONS)}")
         for name, value in entries.items():
-            if name not in known or not isinstance(value, known[name]):
+            if name not in known or type(value) is not known[name] or (isinstance(value, int) and value < 1):
                 raise DamagedStoreError(
-                    f"{path}: [{section}] {name} is not a setting or of the wrong type; "
+                    f"{path}: [{section}] {name} is not a setting or cannot be {value!r}; "
                     f"settings: {', '.join(f'{n} ({t.__name__})' for n, t in known.items())}"
                 )
     store = given.get("store", {})

@@ -42,6 +42,11 @@ class Storage:
             if self._local:
                 os.chmod(self._root, 0o700)
 
+    def check(self) -> None:
+        """Raise `StorageError` unless the root is there: an absent volume must not pass for an empty one."""
+        if self._local and not os.path.isdir(self._root):
+            raise StorageError(f"the storage {self._root} is not there; is it mounted?")
+
     def write(self, name: str, data: bytes) -> None:
         """Store `data` under `name`, replacing what is there, whole or not at all."""
         with _translated(name):
@@ -73,6 +78,15 @@ class Storage:
                 self._fs.invalidate_cache()
                 found = self._fs.find(top)
         return sorted(posixpath.relpath(path, self._root) for path in found)
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Return the names of all objects below the folder `prefix` with their sizes."""
+        with _translated(prefix):
+            if self._local:
+                return {name: os.stat(self._full(name)).st_size for name in self.list(prefix)}
+            self._fs.invalidate_cache()
+            found = self._fs.find(self._full(prefix), detail=True)
+            return {posixpath.relpath(path, self._root): int(info["size"]) for path, info in found.items()}
 
     def destroy(self, names: Iterable[str]) -> None:
         """Destroy objects; those already gone are fine. Raise `StorageError` if any is still there after."""

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unlearnd.build import BuildPlan, Report, Watch, build, build_task, plan_build, seal
+from unlearnd.build import BuildPlan, Report, Watch, build, build_task, discard_damaged, plan_build, seal
 from unlearnd.checkpoints import standings
 from unlearnd.config import FILE_NAME, Config, read_config, write_config
 from unlearnd.erasure import ErasurePlan, Outcome, Target, carry_out, outcome_of, plan_erasure, record_requests
-from unlearnd.errors import InputError, RefusedError, StorageError
+from unlearnd.errors import InputError, RefusedError, StorageError, UnlearndError
 from unlearnd.hookspecs import Task
 from unlearnd.ingest import Added, Layout, check_layout, check_name, ingest
 from unlearnd.keys import create_keys, draw_id, draw_seed, open_keys
@@ -40,6 +40,7 @@ from unlearnd.storage import Storage
 DEFAULT_SHARDS = 5
 DEFAULT_SLICES = 10
 DEFAULT_EPOCHS = 10
+MOST_EPOCHS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ class Store:
         self.keys = open_keys(folder / "keys")
         self.ledger = Ledger.open(_ledger_url(folder, config.ledger))
         self.storage = Storage(_storage_url(folder, config.storage))
+        self.storage.check()
         self.plugins = load_plugins()
 
     @classmethod
@@ -200,8 +202,8 @@ class Store:
             classes=_classes(classes),
         )
         check_layout(known, layout, self.plugins.placements)
-        if features is None and known is not None and known.columns is not None:
-            features = known.columns
+        if features is None and known is not None:
+            features = _columns_for(known, data)
         batches = read_batches(data, user=user, label=label, group=group, features=features, batch_bytes=64 << 20)
         return ingest(
             self.ledger,
@@ -257,10 +259,11 @@ class Store:
         data = points.dataset_named(self.ledger, dataset)
         known = models.find_model(self.ledger, model)
         learner = self.plugins.backend(backend)
+        given = float(epochs) if epochs is not None else None
+        if given is not None and not 0 < given <= MOST_EPOCHS:
+            raise InputError(f"epochs must be more than 0 and at most {MOST_EPOCHS:,}, not {epochs}")
         length = Fraction(str(epochs)) if epochs is not None else known.spec.epochs if known else DEFAULT_EPOCHS
         chosen = schedule or (known.spec.schedule if known else SCHEDULES[0])
-        if length <= 0:
-            raise InputError(f"epochs must be more than 0, not {epochs}")
         if chosen not in SCHEDULES:
             raise InputError(f"no schedule '{chosen}'; there are: {', '.join(SCHEDULES)}")
         if seed is not None and not 0 <= seed < 2**63:
@@ -313,6 +316,14 @@ class Store:
         self._note_rebuilt()
         return done
 
+    def discard_damaged(self, names: Iterable[str] = ()) -> int:
+        """Discard checkpoints whose bytes are missing or not what was recorded, so that a build makes them anew.
+
+        Returns how many there were. Look for the cause first: this is for when there is no backup to restore.
+        """
+        wanted = [models.model_named(self.ledger, name) for name in names] or models.models(self.ledger)
+        return sum(discard_damaged(self.ledger, self.storage, model, self.clock) for model in wanted)
+
     def model(self, name: str, *, device: str | None = None) -> ServedModel:
         """Return a model to ask."""
         found = models.model_named(self.ledger, name)
@@ -349,8 +360,7 @@ class Store:
         """Read rows to ask a model about: of files, the columns that its dataset was made of."""
         found = models.model_named(self.ledger, model)
         dataset = points.dataset_by_id(self.ledger, found.dataset_id)
-        features = dataset.columns if isinstance(data, str | os.PathLike | Sequence) else None
-        return read_batches(data, user=None, label=label, features=features)
+        return read_batches(data, user=None, label=label, features=_columns_for(dataset, data))
 
     def plan_erasure(self, users: Iterable[str | int] = (), points: Iterable[str] = ()) -> ErasurePlan:
         """Return what erasing these would do; change nothing."""
@@ -380,7 +390,13 @@ class Store:
             carry_out(self.ledger, self.storage, record_requests(self.ledger, new, self.clock()), self.clock)
         builds: list[Build] = []
         if build:
-            builds = [self._build_one(model, how, watch) for model in self._set_back()]
+            try:
+                builds = [self._build_one(model, how, watch) for model in self._set_back()]
+            except UnlearndError as error:
+                raise type(error)(
+                    f"the erasure is done and nothing made from the data is left, but the rebuild failed: {error}; "
+                    "`unlearnd build` goes on with it"
+                ) from error
             self._note_rebuilt()
         outcomes = self._outcomes(targets)
         known = [outcome.request for target, outcome in zip(targets, outcomes, strict=True) if target not in new]
@@ -448,6 +464,7 @@ class Store:
     def _build_one(self, model: Model, how: "How", watch: Watch | None) -> Build:
         return build(
             self.ledger,
+            self.storage,
             self.plugins,
             model,
             str(self.folder),
@@ -547,7 +564,10 @@ class Store:
 def migrate_store(directory: str | os.PathLike[str]) -> tuple[str | None, str]:
     """Bring the ledger of the store in `directory` to this release's schema; return it before and after."""
     folder = Path(directory).absolute()
-    return migrate(_ledger_url(folder, read_config(folder).ledger))
+    url = _ledger_url(folder, read_config(folder).ledger)
+    # What is not a ledger at all must not become an empty one.
+    Ledger.check(url)
+    return migrate(url)
 
 
 def _ledger_url(folder: Path, url: str) -> str:
@@ -566,6 +586,18 @@ def _classes(given: Sequence[int | str] | int | None) -> tuple[int | str, ...] |
     if not classes or len(set(map(str, classes))) != len(classes):
         raise InputError("declare at least one class, and each only once")
     return classes
+
+
+def _columns_for(dataset: Dataset, data: Data) -> tuple[str, ...] | None:
+    """Return the columns to read from files for a dataset; None where there are none to name."""
+    if dataset.columns is None or not isinstance(data, str | os.PathLike | Sequence):
+        return None
+    files = [data] if isinstance(data, str | os.PathLike) else list(data)
+    for file in [os.fspath(name) for name in files]:
+        if file.endswith(".npz"):
+            names = ", ".join(dataset.columns[:5]) + (", …" if len(dataset.columns) > 5 else "")
+            raise InputError(f"{file}: dataset '{dataset.name}' has the columns {names}; give a CSV or Parquet file")
+    return dataset.columns
 
 
 def _user(user: str | int) -> str:

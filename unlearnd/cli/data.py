@@ -1,6 +1,7 @@
 """init, ingest, where."""
 
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
@@ -26,10 +27,9 @@ def init(folder: str, ledger: str, storage: str, placement_key: str | None, as_j
         if as_json:
             print_json({"store": str(store.folder), "id": store.config.store_id})
         else:
-            click.echo(
-                f"Made a store in {store.folder}. Its keys are in keys/: keep them secret and back them up.\n"
-                f"Go there with `cd {folder}`, or name it with --store or UNLEARND_STORE."
-            )
+            click.echo(f"Made a store in {store.folder}. Its keys are in keys/: keep them secret and back them up.")
+            if store.folder != Path.cwd():
+                click.echo(f"Go there with `cd {folder}`, or name it with --store or UNLEARND_STORE.")
 
 
 @click.command()

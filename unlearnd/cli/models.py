@@ -1,6 +1,8 @@
 """train, build, predict, evaluate, checkpoints."""
 
 import json
+import os
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -68,10 +70,14 @@ def train(
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[MODEL…]")
+@click.option(
+    "--retrain-damaged", is_flag=True, help="First discard checkpoints whose file is missing or not what was recorded."
+)
 @building
 @store_option
 def build(
     names: tuple[str, ...],
+    retrain_damaged: bool,
     workers: int | None,
     executor: str | None,
     device: str | None,
@@ -80,6 +86,9 @@ def build(
 ) -> None:
     """Make every missing checkpoint: after a crash, an erasure, new data."""
     with opened(folder) as store, watching(as_json) as watch:
+        discarded = store.discard_damaged(names) if retrain_damaged else 0
+        if discarded:
+            note(f"Discarded {counted(discarded, 'damaged checkpoint')}.")
         built = store.build(names, executor=executor, workers=workers, device=device, watch=watch)
     if as_json:
         print_json([build_json(one) for one in built])
@@ -155,8 +164,9 @@ def _epochs(given: str | None) -> Any:
     from fractions import Fraction
 
     try:
-        return None if given is None else Fraction(given)
-    except (ValueError, ZeroDivisionError):
+        # As a number first: a fraction of a huge power of ten would take for ever to write out.
+        return None if given is None else Fraction(given) if float(given) < 1e9 else float(given)
+    except (ValueError, OverflowError):
         raise InputError(f"epochs must be a number, not '{given}'") from None
 
 
@@ -186,15 +196,19 @@ def _rows(answers: "Iterator[Answers]") -> "Iterator[tuple[int, Any, float]]":
 def _write_csv(out: str, answers: "Iterator[Answers]") -> int:
     import csv
 
-    row = 0
+    row, unfinished = 0, f"{out}.part"
     try:
-        with open(out, "w", newline="") as file:
+        with open(unfinished, "w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(("row", "label", "score"))
             for row, label, score in _rows(answers):
                 writer.writerow((row, label, f"{score:.6f}"))
+        os.replace(unfinished, out)
     except OSError as error:
         raise StorageError(f"{out} cannot be written: {error.strerror}") from error
+    finally:
+        with suppress(OSError):
+            os.unlink(unfinished)
     return row
 
 

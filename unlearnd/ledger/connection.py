@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoResultFound, OperationalError
 from sqlmodel import SQLModel
 
 from unlearnd.errors import DamagedStoreError, InputError, NotFoundError, RefusedError, StorageError
@@ -71,19 +71,27 @@ class Ledger:
     @classmethod
     def open(cls, url: str) -> "Ledger":
         """Open the ledger at `url`; raise when there is none or when it has another schema."""
+        found = cls.check(url)
         ledger = cls(url)
-        if not ledger._path.exists():
-            raise NotFoundError(f"there is no ledger at {ledger._path}")
-        try:
-            with ledger.read() as connection:
-                found = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
-        except StorageError as error:
-            raise DamagedStoreError(f"{ledger._path} is not a ledger of this store") from error
         if found != SCHEMA:
             raise DamagedStoreError(
                 f"the ledger has schema {found}, this release needs {SCHEMA}: run `unlearnd migrate`"
             )
         return ledger
+
+    @classmethod
+    def check(cls, url: str) -> str:
+        """Return the schema of the ledger at `url`; raise when there is none, or something else."""
+        ledger = cls(url)
+        if not ledger._path.exists():
+            raise NotFoundError(f"there is no ledger at {ledger._path}")
+        try:
+            with ledger.read() as connection:
+                return str(connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one())
+        except (StorageError, DamagedStoreError, NoResultFound) as error:
+            raise DamagedStoreError(f"{ledger._path} is not a ledger, or damaged: {error}") from None
+        finally:
+            ledger.close()
 
     @classmethod
     def discard(cls, url: str) -> None:
