@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unlearnd.digests import digest_of
-from unlearnd.errors import InputError, RefusedError, UnlearndError
+from unlearnd.errors import InputError, RefusedError, StorageError, UnlearndError
 from unlearnd.hookspecs import PlacementRule
 from unlearnd.keys import HANDLE_BYTES, Keys, draw_id, draw_user_keys
 from unlearnd.leases import Clock, hold
@@ -69,7 +69,7 @@ def check_name(kind: str, name: str) -> None:
     """Raise `InputError` unless `name` may name a dataset or a model: names become folders."""
     if not _NAME.fullmatch(name):
         raise InputError(
-            f"'{name}' cannot name a {kind}: use 1 to 63 lower-case letters, digits, '.', '_' or '-', "
+            f"{name!r} cannot name a {kind}: use 1 to 63 lower-case letters, digits, '.', '_' or '-', "
             "beginning with a letter or digit"
         )
 
@@ -109,10 +109,12 @@ def ingest(
                 reached(Step.INGEST_STAGED)
                 entered = Ingest(ingest_id, before, after, generation, intake.segments)
                 dataset = points.commit_ingest(ledger, entered, spool.users(), clock())
-        except BaseException:
+        except BaseException as error:
             # What stops this from tidying up must not hide why it failed; the next ingest tidies up too.
             with suppress(UnlearndError):
                 destroy_leftovers(ledger, storage, name)
+            if isinstance(error, OSError):
+                raise StorageError(f"the temporary folder cannot be used: {error.strerror}") from error
             raise
         reached(Step.INGEST_COMMITTED)
     return Added(dataset, intake.position - intake.first, intake.first, (generation.first_slice, generation.last_slice))

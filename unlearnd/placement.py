@@ -38,6 +38,8 @@ def numbers_of_points(x: NDArray[np.generic], labels: Sequence[str], owners: Num
     Equal points of one user share a number. The content is folded in with a keyed universal hash (a sum of
     64-bit words times key-derived odd numbers), because one HMAC per point would be per-row Python.
     """
+    if not len(x):
+        return np.empty(0, np.uint64)
     rows = np.ascontiguousarray(x).reshape(len(x), -1).view(np.uint8)
     padded = np.zeros((len(rows), -(-rows.shape[1] // 8) * 8), np.uint8)
     padded[:, : rows.shape[1]] = rows

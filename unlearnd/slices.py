@@ -129,6 +129,8 @@ def commitments(ledger: Ledger, dataset: Dataset, rows: Rows) -> list[bytes]:
 
     Once a user's key is destroyed, what was committed to can no longer be tested against a guess.
     """
+    if not len(rows):
+        return []
     owners = rows.owner.tobytes()
     width = rows.owner.shape[1]
     handles = [owners[i : i + width] for i in range(0, len(owners), width)]

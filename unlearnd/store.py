@@ -384,6 +384,9 @@ class Store:
         """
         targets = self._targets(users, points)
         how = self._how(executor, workers, device)
+        if build and device is not None:
+            for backend in {model.spec.backend for model in models.models(self.ledger)}:
+                self.plugins.backend(backend).environment(device)
         self.finish_erasures()
         new = self._not_erased_yet(targets)
         if new:
@@ -609,8 +612,8 @@ def _user(user: str | int) -> str:
 
 def _point(point: str) -> tuple[str, int]:
     name, _, position = point.rpartition(":")
-    if not name or not position.isdigit():
-        raise InputError(f"a point is written dataset:position, like digits:1234, not '{point}'")
+    if not name or not (position.isascii() and position.isdigit() and len(position) < 19):
+        raise InputError("a point is written dataset:position, like digits:1234")
     return name, int(position)
 
 

@@ -1,5 +1,6 @@
 """erase."""
 
+import csv
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -139,16 +140,17 @@ def _read_users(name: str, column: str | None) -> list[str]:
             if column is None:
                 listed = [line.rstrip("\r\n") for line in file]
             else:
-                import csv
-
                 reader = csv.DictReader(file)
                 if column not in (reader.fieldnames or ()):
-                    raise InputError(f"{name} has no column '{column}'; it has: {', '.join(reader.fieldnames or ())}")
+                    # Without a header line the first person would pass for a column: say how many, not which.
+                    raise InputError(f"{name} has no column '{column}' among its {len(reader.fieldnames or ())}")
                 listed = [row[column] or "" for row in reader]
     except FileNotFoundError:
         raise NotFoundError(f"no file {name}") from None
     except UnicodeDecodeError:
         raise InputError(f"{name} is not UTF-8 text") from None
+    except csv.Error:
+        raise InputError(f"{name} is not a well-formed CSV file") from None
     except OSError as error:
         raise InputError(f"{name} cannot be read: {error.strerror}") from None
     listed = [user for user in listed if user]

@@ -79,6 +79,7 @@ class LinearBackend:
 
     def predictor(self, settings: Settings, states: Sequence[State], device: str) -> "_Predictor":
         """Return the constituents ready to answer."""
+        self.environment(device)
         return _Predictor(states)
 
     def environment(self, device: str) -> Mapping[str, str]:
@@ -108,7 +109,7 @@ def _fit_input(state: dict[str, NDArray[Any]], points: Points) -> None:
 
 
 def _standardised(state: Mapping[str, NDArray[Any]], x: NDArray[Any]) -> NDArray[np.float32]:
-    flat = x.reshape(len(x), -1).astype(np.float32)
+    flat = x.reshape(len(x), len(state["input.mean"])).astype(np.float32)
     standard: NDArray[np.float32] = (flat - state["input.mean"]) / state["input.scale"]
     return standard
 

@@ -5,16 +5,18 @@ empties the write-ahead log, which would otherwise keep old pages. Writers take 
 transaction never fails half-way because another one was quicker.
 """
 
+import os
+import sqlite3
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoResultFound, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlmodel import SQLModel
 
 from unlearnd.errors import DamagedStoreError, InputError, NotFoundError, RefusedError, StorageError
@@ -82,16 +84,20 @@ class Ledger:
     @classmethod
     def check(cls, url: str) -> str:
         """Return the schema of the ledger at `url`; raise when there is none, or something else."""
-        ledger = cls(url)
-        if not ledger._path.exists():
-            raise NotFoundError(f"there is no ledger at {ledger._path}")
+        path = cls(url)._path
+        if not path.exists():
+            raise NotFoundError(f"there is no ledger at {path}")
+        if not os.access(path, os.W_OK) or not os.access(path.parent, os.W_OK):
+            raise StorageError(f"the ledger {path} or its folder cannot be written to")
         try:
-            with ledger.read() as connection:
-                return str(connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one())
-        except (StorageError, DamagedStoreError, NoResultFound) as error:
-            raise DamagedStoreError(f"{ledger._path} is not a ledger, or damaged: {error}") from None
-        finally:
-            ledger.close()
+            # Read-only: what is not ours must not be changed by a mere look at it.
+            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+                row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+        except sqlite3.Error as error:
+            raise DamagedStoreError(f"{path} is not a ledger, or damaged: {error}") from None
+        if row is None:
+            raise DamagedStoreError(f"{path} is not a ledger, or damaged: it has no schema")
+        return str(row[0])
 
     @classmethod
     def discard(cls, url: str) -> None:

@@ -7,6 +7,7 @@ holds the two to the same result.
 from pathlib import Path
 
 from unlearnd import migrations
+from unlearnd.errors import RefusedError
 from unlearnd.ledger.connection import Ledger
 from unlearnd.ledger.tables import SCHEMA
 
@@ -15,6 +16,7 @@ def migrate(url: str) -> tuple[str | None, str]:
     """Upgrade the ledger at `url`; return its schema before and after. None: it had no schema."""
     from alembic import command  # heavy, and needed only here
     from alembic.config import Config
+    from alembic.util.exc import CommandError
 
     ledger = Ledger(url)
     try:
@@ -26,7 +28,12 @@ def migrate(url: str) -> tuple[str | None, str]:
             config = Config()
             config.set_main_option("script_location", str(Path(migrations.__file__).parent))
             config.attributes["connection"] = connection
-            command.upgrade(config, SCHEMA)
+            try:
+                command.upgrade(config, SCHEMA)
+            except CommandError:
+                raise RefusedError(
+                    f"the ledger has schema {before}, which a newer release made: install that"
+                ) from None
     finally:
         ledger.close()
     return before, SCHEMA
