@@ -86,6 +86,8 @@ def _start() -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, **_ONE_THREAD},
+        # A Ctrl-C at the terminal is for the parent, which then ends its children.
+        start_new_session=True,
     )
 
 
