@@ -32,6 +32,7 @@ class Storage:
             self._fs, self._root = fsspec.url_to_fs(url, **options)
         except (ImportError, ValueError) as error:
             raise StorageError(f"storage {url} cannot be opened: {error}") from error
+        self._root = posixpath.normpath(self._root)
         self.url = url
         self._local = isinstance(self._fs, LocalFileSystem)
 
