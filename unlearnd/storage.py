@@ -113,7 +113,7 @@ class Storage:
 
 
 def _write_local(path: Path, data: bytes) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    made = _make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
@@ -125,7 +125,21 @@ def _write_local(path: Path, data: bytes) -> None:
         with suppress(OSError):
             os.unlink(temporary)
         raise
-    _sync_folder(path.parent)
+    # The name is durable once its folder is, and a new folder once the one above it is.
+    for folder in (path.parent, *(folder.parent for folder in made)):
+        _sync_folder(folder)
+
+
+def _make_folder(folder: Path) -> list[Path]:
+    """Make a folder and those above it; return the new ones."""
+    made = []
+    for missing in (folder, *folder.parents):
+        if missing.is_dir():
+            break
+        made.append(missing)
+    for missing in reversed(made):
+        missing.mkdir(mode=0o700, exist_ok=True)
+    return made
 
 
 def _sync_folder(folder: Path) -> None:
