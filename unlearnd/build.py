@@ -39,6 +39,7 @@ Trained = tuple[int, int, State, int, float]
 
 GROUP_BYTES = 1 << 30
 GROUP_SHARDS = 32
+_GIVE_WAY = 0.25
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def build(
 ) -> Build:
     """Make every missing checkpoint of `model` and count what it took."""
     check_backend(plugins, model)
-    check_files(storage, model, standings(ledger, model))
+    check_files(ledger, storage, model)
     run = plugins.executor(executor)
     dataset = points.dataset_by_id(ledger, model.dataset_id)
     started, begun = clock(), time.perf_counter()
@@ -155,11 +156,16 @@ def build(
     return result
 
 
-def check_files(storage: Storage, model: Model, found: Iterable[Standing]) -> None:
+def check_files(ledger: Ledger, storage: Storage, model: Model) -> None:
     """Raise `DamagedStoreError` unless storage has every checkpoint in force, at its recorded size."""
+    version = points.version_of(ledger, model.dataset_id)
+    found = [checkpoint for standing in standings(ledger, model) for checkpoint in standing.chain]
     sizes = storage.sizes(f"checkpoints/{model.name}")
-    for checkpoint in (c for standing in found for c in standing.chain):
+    for checkpoint in found:
         if sizes.get(checkpoint.path) != checkpoint.size:
+            if points.version_of(ledger, model.dataset_id) != version:
+                # An erasure destroyed it between the two looks.
+                return check_files(ledger, storage, model)
             what = "is cut short" if checkpoint.path in sizes else "is missing"
             raise DamagedStoreError(
                 f"{checkpoint.path} {what}: restore it from a backup, or train it anew with "
@@ -205,12 +211,13 @@ def build_task(ledger: Ledger, storage: Storage, plugins: Plugins, task: Task, c
         while True:
             _fill_roots(ledger, storage, dataset, group, clock)
             names = [build_lease(model.name, shard) for shard in group]
-            with hold(ledger, names, clock) as held:
-                try:
+            try:
+                with hold(ledger, names, clock) as held:
                     _Group(ledger, storage, backend, model, dataset, group, task.device, held, clock, report).build()
-                    break
-                except Preempted:
-                    continue
+                break
+            except Preempted:
+                # Longer than whoever wants the lease waits between two tries, so that it gets its turn.
+                time.sleep(_GIVE_WAY)
 
 
 def _tasks(plan: BuildPlan, model: Model, store: str, device: str, workers: int) -> list[Task]:

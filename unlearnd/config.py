@@ -4,6 +4,7 @@ It says where ledger and storage are and how to build. It holds no secret, so it
 see the store. Paths in it are relative to the folder it is in, so that a store can be moved as a whole.
 """
 
+import json
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,5 +86,5 @@ def find_store(start: Path) -> Path:
 
 
 def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    # A JSON string is a TOML string too, but for the one control character that JSON lets stand.
+    return json.dumps(text).replace("\x7f", "\\u007f")

@@ -12,7 +12,7 @@ before the next begins and can be taken again; whoever comes next carries on wit
 (Step 6, the signed receipt, is made of the `Outcome` this ends in.)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -140,8 +140,11 @@ def plan_erasure(ledger: Ledger, targets: Sequence[Target]) -> ErasurePlan:
     return ErasurePlan(found, len(doomed) - found, sum(by_place.values()), places, planned)
 
 
-def record_requests(ledger: Ledger, targets: Sequence[Target], now: datetime) -> str:
-    """Step 1: write down what was asked; return the erasure's id."""
+def record_requests(ledger: Ledger, targets: Sequence[Target], alive: Iterable[bytes], now: datetime) -> str | None:
+    """Step 1: write down what was asked; return the erasure's id, or None when another process came first.
+
+    `alive` are the users among them that had data when it was decided to ask.
+    """
     erasure_id = draw_id()
     requests = [
         Request(
@@ -154,7 +157,8 @@ def record_requests(ledger: Ledger, targets: Sequence[Target], now: datetime) ->
         )
         for target in targets
     ]
-    erasures.record_erasure(ledger, erasure_id, requests, now)
+    if not erasures.record_erasure(ledger, erasure_id, requests, alive, now):
+        return None
     reached(Step.ERASE_RECORDED)
     return erasure_id
 
@@ -172,7 +176,7 @@ def carry_out(ledger: Ledger, storage: Storage, erasure_id: str, clock: Clock) -
         for dataset_id, shard in erasure.touched:
             dataset = points.dataset_by_id(ledger, dataset_id)
             with hold(ledger, [data_lease(dataset.name, shard)], clock):
-                rewrite_dropped(ledger, storage, dataset, shard, erasure_id, clock())
+                rewrite_dropped(ledger, storage, dataset, shard, clock())
         _destroy_leftovers(ledger, storage, clock)
         reached(Step.ERASE_DATA_DESTROYED)
         for dataset_id, shard in erasure.touched:
@@ -258,8 +262,8 @@ def _mark(ledger: Ledger, storage: Storage, erasure: Erasure, clock: Clock) -> N
             if not _shards(doomed) <= shards:
                 continue
             marking = _marking(ledger, storage, requests, doomed)
-            erasures.mark_erased(ledger, erasure.id, marking, clock())
-            return
+            if erasures.mark_erased(ledger, erasure.id, marking, clock()):
+                return
 
 
 def _marking(
@@ -321,7 +325,7 @@ def _marking(
             "erased_root": root,
             "slices": [asdict(touched) for touched in slices[target]],
         }
-    shredded = [request.handle for request in requests if request.handle is not None and doomed[request.handle]]
+    shredded = [request.handle for request in requests if request.handle is not None]
     touched = sorted(_shards(doomed))
     return Marking(dropped, roots, gone, shrunk, shredded, outcomes, touched)
 

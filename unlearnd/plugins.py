@@ -107,9 +107,17 @@ def gather(entries: list[EntryPoint]) -> Plugins:
 
 def _registrar(shelf: _Shelf, owner: str) -> Callable[..., None]:
     if shelf.kind != "backend":
-        return lambda name, thing: shelf.put(name, thing, owner)
+
+        def put(name: str, thing: Any) -> None:
+            if not isinstance(name, str) or not name or not callable(thing):
+                raise PluginError(f"plugin '{owner}' registers {shelf.kind}s by a name and something to call")
+            shelf.put(name, thing, owner)
+
+        return put
 
     def register(backend: Backend) -> None:
+        if isinstance(backend, type):
+            raise PluginError(f"plugin '{owner}' registers the class {backend.__name__}; register an instance of it")
         if not isinstance(backend, Backend):
             missing = sorted(
                 name
@@ -133,12 +141,16 @@ def _registrar(shelf: _Shelf, owner: str) -> Callable[..., None]:
 
 
 def _register(manager: pluggy.PluginManager, entry: EntryPoint) -> None:
+    if manager.has_plugin(entry.name):
+        raise PluginError(f"two plugins are called '{entry.name}'; one of them is {entry.value}")
     try:
         manager.register(entry.load(), name=entry.name)
     except pluggy.PluginValidationError as error:
-        raise PluginError(f"plugin '{entry.name}' ({entry.value}) has a hook with wrong arguments: {error}") from error
+        raise PluginError(
+            f"plugin '{entry.name}' ({entry.value}) has a hook with wrong arguments: {_in_one_line(error)}"
+        ) from error
     except Exception as error:
-        raise PluginError(f"plugin '{entry.name}' ({entry.value}) cannot be loaded: {error}") from error
+        raise PluginError(f"plugin '{entry.name}' ({entry.value}) cannot be loaded: {_in_one_line(error)}") from error
 
 
 def _check_spelling(manager: pluggy.PluginManager) -> None:
@@ -157,7 +169,11 @@ def _call(caller: Callable[..., Any], register: Callable[..., None], owner: str)
     except PluginError:
         raise
     except Exception as error:
-        raise PluginError(f"plugin '{owner}' failed while registering: {error}") from error
+        raise PluginError(f"plugin '{owner}' failed while registering: {_in_one_line(error)}") from error
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _named(things: Mapping[str, T], kind: str, name: str) -> T:

@@ -115,7 +115,13 @@ class ServedModel:
         return Evaluation(len(x), top1, top5, constituents, self._model.spec.shards - constituents)
 
     def _checked(self, x: NDArray[Any]) -> NDArray[Any]:
-        spec, rows = self._model.spec, np.asarray(x)
+        spec = self._model.spec
+        try:
+            rows = np.asarray(x)
+        except ValueError:
+            raise InputError("features must be numbers, as many in every row") from None
+        if rows.dtype.kind not in "buif":
+            raise InputError(f"features must be numbers, not {rows.dtype}")
         if rows.shape == spec.shape and rows.ndim:
             rows = rows[None]
         if rows.shape[1:] != spec.shape:
@@ -124,7 +130,8 @@ class ServedModel:
             )
         if spec.dtype == "uint8" and rows.dtype != np.uint8:
             raise InputError(f"model '{self.name}' takes uint8 features, not {rows.dtype}")
-        rows = np.ascontiguousarray(rows, dtype=spec.dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            rows = np.ascontiguousarray(rows, dtype=spec.dtype)
         if rows.dtype != np.uint8 and not np.isfinite(rows).all():
             raise InputError("features must be finite numbers")
         return rows

@@ -157,22 +157,31 @@ def commitments(ledger: Ledger, dataset: Dataset, rows: Rows) -> list[bytes]:
     ]
 
 
-def rewrite_dropped(
-    ledger: Ledger, storage: Storage, dataset: Dataset, shard: int, erasure_id: str, now: datetime
-) -> None:
+def rewrite_dropped(ledger: Ledger, storage: Storage, dataset: Dataset, shard: int, now: datetime) -> None:
     """Write the segments of a shard that hold erased points anew without them, and destroy the old objects."""
     for segment in points.dropped_segments(ledger, dataset.id, shard):
         rows = read_live(storage, segment)
-        new = None
+        new, folder = None, folder_of(dataset.name, shard, segment.slice)
         if len(rows):
             data = encode_segment(rows)
-            folder = folder_of(dataset.name, shard, segment.slice)
-            path = f"{folder}/{segment.first:012d}-{erasure_id[:16]}.safetensors"
+            digest = digest_of(data)
+            # Named by content: what another erasure of the slice writes can never be taken for this.
+            path = f"{folder}/{segment.first:012d}-{digest[:16]}.safetensors"
             storage.write(path, data)
-            new = NewSegment(shard, segment.slice, segment.first, path, digest_of(data), len(rows))
+            new = NewSegment(shard, segment.slice, segment.first, path, digest, len(rows))
         reached(Step.ERASE_REWRITTEN)
         points.swap_segment(ledger, segment, new, now)
         reached(Step.ERASE_SWAPPED)
     replaced = points.replaced_segments(ledger, dataset.id, shard)
     storage.destroy(segment.path for segment in replaced)
+    for slice_ in {segment.slice for segment in replaced}:
+        _sweep(ledger, storage, dataset, shard, slice_)
     points.segments_destroyed(ledger, replaced, now)
+
+
+def _sweep(ledger: Ledger, storage: Storage, dataset: Dataset, shard: int, slice_: int) -> None:
+    """Destroy what killed erasures wrote into a slice's folder and never entered; an ingest's objects stay."""
+    known = {segment.path for segment in points.segments_of(ledger, dataset.id, shard, slice_)}
+    ingests = [f"-{ingest_id[:16]}." for ingest_id in points.unfinished_ingests(ledger, dataset.name)]
+    left = [path for path in storage.list(folder_of(dataset.name, shard, slice_)) if path not in known]
+    storage.destroy(path for path in left if not any(mark in path for mark in ingests))

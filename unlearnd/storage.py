@@ -84,7 +84,11 @@ class Storage:
         """Return the names of all objects below the folder `prefix` with their sizes."""
         with _translated(prefix):
             if self._local:
-                return {name: os.stat(self._full(name)).st_size for name in self.list(prefix)}
+                sizes = {}
+                for name in self.list(prefix):
+                    with suppress(FileNotFoundError):
+                        sizes[name] = os.stat(self._full(name)).st_size
+                return sizes
             self._fs.invalidate_cache()
             found = self._fs.find(self._full(prefix), detail=True)
             return {posixpath.relpath(path, self._root): int(info["size"]) for path, info in found.items()}

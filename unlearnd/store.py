@@ -241,7 +241,9 @@ class Store:
             model, dataset=dataset, backend=backend, epochs=epochs, seed=seed, settings=settings, schedule=schedule
         )
         self.finish_erasures()
-        return self._build_one(declared, how, watch)
+        built = self._build_one(declared, how, watch)
+        self._note_rebuilt()
+        return built
 
     def declare(
         self,
@@ -387,10 +389,9 @@ class Store:
         if build and device is not None:
             for backend in {model.spec.backend for model in models.models(self.ledger)}:
                 self.plugins.backend(backend).environment(device)
-        self.finish_erasures()
-        new = self._not_erased_yet(targets)
-        if new:
-            carry_out(self.ledger, self.storage, record_requests(self.ledger, new, self.clock()), self.clock)
+        new, recorded = self._record(targets)
+        if recorded:
+            carry_out(self.ledger, self.storage, recorded, self.clock)
         builds: list[Build] = []
         if build:
             try:
@@ -516,19 +517,33 @@ class Store:
             raise InputError("nobody to erase: give at least one user or point")
         return list(dict.fromkeys(targets))
 
-    def _not_erased_yet(self, targets: Sequence[Target]) -> list[Target]:
+    def _record(self, targets: Sequence[Target]) -> tuple[list[Target], str | None]:
+        """Record a request for each target that is not erased yet; return those, and the erasure's id if any."""
+        while True:
+            # What others have begun about the same users is carried to its end first: its outcome is theirs.
+            self.finish_erasures()
+            new, alive = self._not_erased_yet(targets)
+            if not new:
+                return [], None
+            recorded = record_requests(self.ledger, new, alive, self.clock())
+            if recorded:
+                return new, recorded
+
+    def _not_erased_yet(self, targets: Sequence[Target]) -> tuple[list[Target], list[bytes]]:
+        """Return the targets there is something to ask about, and the users among them that have data."""
         handles = [target for target in targets if isinstance(target, bytes)]
         single = [target for target in targets if not isinstance(target, bytes)]
         asked = erasures.last_requests(self.ledger, handles, single)
         alive = points.user_keys(self.ledger, handles).keys()
         # Positions are never given twice, so a point that was erased is gone for good.
-        return [
+        new = [
             target
             for target in targets
             if target not in asked
             or target in alive
             or (target in single and not outcome_of(self.ledger, asked[target]).found)
         ]
+        return new, list(alive)
 
     def _outcomes(self, targets: Sequence[Target]) -> tuple[Outcome, ...]:
         handles = [target for target in targets if isinstance(target, bytes)]
@@ -604,9 +619,11 @@ def _columns_for(dataset: Dataset, data: Data) -> tuple[str, ...] | None:
 
 
 def _user(user: str | int) -> str:
-    text = str(user)
-    if not text or isinstance(user, bool):
+    if isinstance(user, bool) or not isinstance(user, str | int | np.integer) or not str(user):
         raise InputError("a user id is a non-empty string or an integer")
+    text = str(user)
+    if not text.isascii() and not text.encode(errors="ignore").decode() == text:
+        raise InputError("the user id is not proper text: it has half a character in it")
     return text
 
 

@@ -49,7 +49,7 @@ class Ledger:
         if parsed.drivername != "sqlite" or not parsed.database:
             raise InputError("this release keeps its ledger in SQLite: give a URL that begins with sqlite:///")
         self._path = Path(parsed.database)
-        self._engine = create_engine(parsed, connect_args={"timeout": _BUSY_SECONDS})
+        self._engine = create_engine(parsed, connect_args={"timeout": _BUSY_SECONDS}, hide_parameters=True)
         _prepare_sqlite(self._engine)
         self._writer = self._engine.execution_options(unlearnd_write=True)
         self._peeker = self._engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -132,7 +132,10 @@ class Ledger:
         deadline = time.monotonic() + patience
         while True:
             with _translated(), self._peeker.connect() as connection:
+                # The waiting is done here: SQLite's own would hold the writers up for all of it.
+                connection.exec_driver_sql("PRAGMA busy_timeout=0")
                 row = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
+                connection.exec_driver_sql(f"PRAGMA busy_timeout={1000 * _BUSY_SECONDS}")
             if row[0] == 0:
                 return
             if time.monotonic() > deadline:

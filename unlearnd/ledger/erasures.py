@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from sqlalchemy import Connection
+
 from unlearnd.digests import Digest
 from unlearnd.ledger.connection import Ledger, many, stamp
-from unlearnd.ledger.points import Holding
+from unlearnd.ledger.points import Holding, select_many
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,16 @@ _ERASURE = "SELECT id, received_at, marked_at, influence_removed_at, rebuilt_at,
 _REQUEST = "SELECT id, erasure_id, handle, dataset, position, outcome FROM request"
 
 
-def record_erasure(ledger: Ledger, erasure_id: str, requests: Sequence[Request], now: datetime) -> None:
-    """Record requests to be carried out together."""
+def record_erasure(
+    ledger: Ledger, erasure_id: str, requests: Sequence[Request], alive: Iterable[bytes], now: datetime
+) -> bool:
+    """Record requests to be carried out together; `alive` are the users among them that had data just now.
+
+    Record nothing and return False when another process is at one of them, or was since: look again then.
+    """
     with ledger.write() as connection:
+        if _overtaken(connection, requests, set(alive)):
+            return False
         connection.exec_driver_sql(
             "INSERT INTO erasure (id, received_at, touched) VALUES (?, ?, '[]')", (erasure_id, stamp(now))
         )
@@ -70,6 +79,7 @@ def record_erasure(ledger: Ledger, erasure_id: str, requests: Sequence[Request],
             "INSERT INTO request (id, erasure_id, number, handle, dataset, position) VALUES (?, ?, ?, ?, ?, ?)",
             [(r.id, erasure_id, n, r.handle, r.dataset, r.position) for n, r in enumerate(requests)],
         )
+    return True
 
 
 def erasure_by_id(ledger: Ledger, erasure_id: str) -> Erasure:
@@ -122,9 +132,15 @@ def last_requests(
     return newest
 
 
-def mark_erased(ledger: Ledger, erasure_id: str, marking: Marking, now: datetime) -> None:
-    """Take the points out of the training set: from here on nothing made from them is served."""
+def mark_erased(ledger: Ledger, erasure_id: str, marking: Marking, now: datetime) -> bool:
+    """Take the points out of the training set: from here on nothing made from them is served.
+
+    Change nothing and return False when an ingest has given one of the users new points meanwhile.
+    """
     with ledger.write() as connection:
+        held = select_many(connection, "SELECT count(*) FROM holding WHERE handle", marking.shredded)
+        if sum(row[0] for row in held) > sum(holding.handle in set(marking.shredded) for holding in marking.gone):
+            return False
         many(
             connection,
             "UPDATE segment SET dropped = ?, live = ? WHERE id = ?",
@@ -168,6 +184,7 @@ def mark_erased(ledger: Ledger, erasure_id: str, marking: Marking, now: datetime
             "UPDATE dataset SET version = version + 1 WHERE id = ?",
             [(dataset_id,) for dataset_id in sorted({dataset_id for dataset_id, _ in marking.touched})],
         )
+    return True
 
 
 def influence_removed(
@@ -194,6 +211,18 @@ def rebuilt(ledger: Ledger, erasure_ids: Iterable[str], now: datetime) -> None:
             "UPDATE erasure SET rebuilt_at = ? WHERE id = ? AND rebuilt_at IS NULL",
             [(stamp(now), erasure_id) for erasure_id in erasure_ids],
         )
+
+
+def _overtaken(connection: Connection, requests: Sequence[Request], alive: set[bytes]) -> bool:
+    sql = (
+        "SELECT handle, dataset, position FROM request JOIN erasure ON erasure.id = erasure_id "
+        "WHERE influence_removed_at IS NULL"
+    )
+    pending = {row[0] if row[0] is not None else (row[1], row[2]) for row in connection.exec_driver_sql(sql)}
+    if any((r.handle if r.handle is not None else (r.dataset, r.position)) in pending for r in requests):
+        return True
+    keys = select_many(connection, "SELECT handle FROM users WHERE key IS NOT NULL AND handle", alive)
+    return len(alive) > len(list(keys))
 
 
 def _erasure(row: Any) -> Erasure:

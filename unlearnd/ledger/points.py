@@ -281,7 +281,7 @@ def user_keys(ledger: Ledger, handles: Iterable[bytes]) -> dict[bytes, bytes]:
     with ledger.read() as connection:
         return {
             row[0]: row[1]
-            for row in _select_many(connection, "SELECT handle, key FROM users WHERE handle", handles)
+            for row in select_many(connection, "SELECT handle, key FROM users WHERE handle", handles)
             if row[1] is not None
         }
 
@@ -290,7 +290,7 @@ def holdings_of(ledger: Ledger, handles: Iterable[bytes]) -> list[Holding]:
     """Return everything these users hold, in every dataset."""
     sql = "SELECT handle, dataset_id, shard, slice, first, positions FROM holding WHERE handle"
     with ledger.read() as connection:
-        return [Holding(*row) for row in _select_many(connection, sql, handles)]
+        return [Holding(*row) for row in select_many(connection, sql, handles)]
 
 
 def holding_at(ledger: Ledger, dataset_id: int, position: int) -> Holding | None:
@@ -382,7 +382,8 @@ def _enter_dataset(connection: Connection, ingest: Ingest, now: datetime) -> int
     return before.id
 
 
-def _select_many(connection: Connection, sql: str, handles: Iterable[bytes]) -> Iterator[Any]:
+def select_many(connection: Connection, sql: str, handles: Iterable[bytes]) -> Iterator[Any]:
+    """Run a query that ends in a column of handles, for these handles, some at a time."""
     wanted = list(handles)
     for start in range(0, len(wanted), _MANY):
         some = wanted[start : start + _MANY]
