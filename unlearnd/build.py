@@ -72,19 +72,16 @@ class Watch:
         """Called once when there is nothing left to do."""
 
 
-def plan_build(ledger: Ledger, model: Model) -> BuildPlan:
-    """Return what is missing and what it costs."""
+def plan_build(ledger: Ledger, model: Model, sealing: bool = True) -> BuildPlan:
+    """Return what is missing and what it costs; without `sealing`, slices that still take points do not count."""
     counts = points.counts_of(ledger, model.dataset_id)
     found = standings(ledger, model)
-    costs = {
-        standing.shard: cost_of(model.spec, model.sliceable, counts, standing.shard, standing.slices, standing.prefix)
-        for standing in found
-    }
-    scratch = sum(
-        cost_of(model.spec, model.sliceable, counts, standing.shard, standing.slices, 0) for standing in found
-    )
+    # Points in slices still open count too: a build closes them and trains.
+    last = points.generations(ledger, model.dataset_id)[-1].last_slice if sealing else found[0].slices
+    samples = sum(cost_of(model.spec, model.sliceable, counts, s.shard, last, s.prefix) for s in found)
+    scratch = sum(cost_of(model.spec, model.sliceable, counts, s.shard, last, 0) for s in found)
     steps = sum(len(_steps(model, standing)) for standing in found)
-    return BuildPlan(tuple(found), sum(costs.values()), scratch, steps)
+    return BuildPlan(tuple(found), samples, scratch, steps)
 
 
 def cost_of(
@@ -125,8 +122,12 @@ def build(
     device: str,
     build_id: str,
     watch: Watch,
+    sealing: bool,
 ) -> Build:
-    """Make every missing checkpoint of `model` and count what it took."""
+    """Make every missing checkpoint of `model` and count what it took.
+
+    With `sealing`, slices that still take points are closed and trained too.
+    """
     check_backend(plugins, model)
     check_files(ledger, storage, model)
     run = plugins.executor(executor)
@@ -139,15 +140,16 @@ def build(
         samples, steps = samples + progress.samples, steps + progress.steps
         watch.progressed(progress)
 
-    seal(ledger, dataset, clock)
-    plan = plan_build(ledger, model)
+    if sealing:
+        seal(ledger, dataset, clock)
+    plan = plan_build(ledger, model, sealing)
     scratch = plan.from_scratch
     if plan.missing:
         watch.planned(model.name, plan)
     while plan.missing:
         run(_tasks(plan, model, store, device, workers), work, count, workers)
         # An erasure may have come in between: look again rather than trust what was planned.
-        plan = plan_build(ledger, model)
+        plan = plan_build(ledger, model, sealing)
     watch.finished()
     result = Build(build_id, model.name, samples, scratch, steps, time.perf_counter() - begun)
     if steps:
@@ -252,7 +254,7 @@ def _groups(ledger: Ledger, dataset: Dataset, backend: Backend, shards: Sequence
 
 def _fill_roots(ledger: Ledger, storage: Storage, dataset: Dataset, shards: Iterable[int], clock: Clock) -> None:
     """Compute the roots of sealed slices that have none yet."""
-    last = max((g.last_slice for g in points.generations(ledger, dataset.id) if g.sealed), default=0)
+    last = points.sealed_slices(ledger, dataset.id)
     known = points.roots_of(ledger, dataset.id)
     for shard in shards:
         if any((shard, slice_) not in known for slice_ in range(1, last + 1)):

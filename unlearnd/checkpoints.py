@@ -39,7 +39,7 @@ class Standing:
     recipes: tuple[Digest, ...]
     """recipe(k, 0) … as far as the slices have roots."""
     slices: int
-    """How many slices the shard has."""
+    """How many slices the shard has that are closed to new points."""
     prefix: int
     """Slices 1…prefix are in the checkpoint below; 0 when there is none."""
     checkpoint: Checkpoint | None
@@ -56,7 +56,7 @@ def standings(ledger: Ledger, model: Model, shards: Iterable[int] | None = None)
 
     Whatever was made from a slice that has changed since has no recipe here, and so is never found.
     """
-    slices = points.generations(ledger, model.dataset_id)[-1].last_slice
+    slices = points.sealed_slices(ledger, model.dataset_id)
     wanted = list(shards) if shards is not None else list(range(1, model.spec.shards + 1))
     alone = wanted[0] if len(wanted) == 1 else None
     roots = points.roots_of(ledger, model.dataset_id, alone)

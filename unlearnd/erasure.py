@@ -140,7 +140,9 @@ def plan_erasure(ledger: Ledger, targets: Sequence[Target]) -> ErasurePlan:
     return ErasurePlan(found, len(doomed) - found, sum(by_place.values()), places, planned)
 
 
-def record_requests(ledger: Ledger, targets: Sequence[Target], alive: Iterable[bytes], now: datetime) -> str | None:
+def record_requests(
+    ledger: Ledger, targets: Sequence[Target], now: datetime, alive: Iterable[bytes] = ()
+) -> str | None:
     """Step 1: write down what was asked; return the erasure's id, or None when another process came first.
 
     `alive` are the users among them that had data when it was decided to ask.

@@ -142,7 +142,8 @@ def _registrar(shelf: _Shelf, owner: str) -> Callable[..., None]:
 
 def _register(manager: pluggy.PluginManager, entry: EntryPoint) -> None:
     if manager.has_plugin(entry.name):
-        raise PluginError(f"two plugins are called '{entry.name}'; one of them is {entry.value}")
+        other = getattr(manager.get_plugin(entry.name), "__name__", "another")
+        raise PluginError(f"plugin '{entry.name}' is there twice: as {other} and as {entry.value}")
     try:
         manager.register(entry.load(), name=entry.name)
     except pluggy.PluginValidationError as error:

@@ -395,7 +395,8 @@ class Store:
         builds: list[Build] = []
         if build:
             try:
-                builds = [self._build_one(model, how, watch) for model in self._set_back()]
+                # Not more than the erasure set back: slices that still take points stay open.
+                builds = [self._build_one(model, how, watch, sealing=False) for model in self._set_back()]
             except UnlearndError as error:
                 raise type(error)(
                     f"the erasure is done and nothing made from the data is left, but the rebuild failed: {error}; "
@@ -465,7 +466,7 @@ class Store:
         self.plugins.executor(chosen)
         return How(chosen, count, device or self.config.device)
 
-    def _build_one(self, model: Model, how: "How", watch: Watch | None) -> Build:
+    def _build_one(self, model: Model, how: "How", watch: Watch | None, sealing: bool = True) -> Build:
         return build(
             self.ledger,
             self.storage,
@@ -479,6 +480,7 @@ class Store:
             device=how.device,
             build_id=draw_id(),
             watch=watch or Watch(),
+            sealing=sealing,
         )
 
     def _set_back(self) -> list[Model]:
@@ -525,7 +527,7 @@ class Store:
             new, alive = self._not_erased_yet(targets)
             if not new:
                 return [], None
-            recorded = record_requests(self.ledger, new, alive, self.clock())
+            recorded = record_requests(self.ledger, new, self.clock(), alive)
             if recorded:
                 return new, recorded
 
@@ -572,7 +574,7 @@ class Store:
             name=model.name,
             dataset=dataset.name,
             backend=f"{model.spec.backend} {model.spec.backend_version}",
-            slices=max(standing.slices for standing in plan.standings),
+            slices=points.generations(self.ledger, dataset.id)[-1].last_slice,
             prefixes=tuple(standing.prefix for standing in plan.standings),
             samples_missing=plan.samples,
             samples_from_scratch=plan.from_scratch,

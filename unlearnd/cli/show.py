@@ -57,7 +57,7 @@ def trained_sentence(builds: "Sequence[Build]", verb: str) -> str:
     seconds = sum(b.seconds for b in builds)
     if not sum(b.checkpoints for b in builds):
         return "Nothing to train: every checkpoint is there."
-    less = f" ({times(scratch / samples)} less than from scratch)" if samples < scratch else ""
+    less = f" ({times(scratch / samples)} less than from scratch)" if 0 < samples < scratch else ""
     made = counted(sum(b.checkpoints for b in builds), "checkpoint")
     return f"{verb} {samples:,} of {scratch:,} samples{less} in {seconds:.1f} s; {made} saved."
 

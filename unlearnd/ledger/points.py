@@ -163,6 +163,11 @@ def generations(ledger: Ledger, dataset_id: int) -> list[Generation]:
         return [Generation(row[0], row[1], row[2], row[3] is not None) for row in rows]
 
 
+def sealed_slices(ledger: Ledger, dataset_id: int) -> int:
+    """Return how many slices of each shard are closed to new points: those there is something to train on."""
+    return max((g.last_slice for g in generations(ledger, dataset_id) if g.sealed), default=0)
+
+
 def open_ingest(ledger: Ledger, ingest_id: str, dataset: str, now: datetime) -> None:
     """Announce an ingest, so that what it leaves in storage can be found if it dies."""
     with ledger.write() as connection:
@@ -334,11 +339,11 @@ def replaced_segments(ledger: Ledger, dataset_id: int, shard: int) -> list[Segme
 
 
 def segments_destroyed(ledger: Ledger, segments: Iterable[Segment], now: datetime) -> None:
-    """Record that the objects of these segments are gone."""
+    """Record that the objects of these segments are gone. Their digests go too: they could test a guess."""
     with ledger.write() as connection:
         many(
             connection,
-            "UPDATE segment SET destroyed_at = ? WHERE id = ?",
+            "UPDATE segment SET destroyed_at = ?, digest = '' WHERE id = ?",
             [(stamp(now), segment.id) for segment in segments],
         )
 

@@ -16,12 +16,6 @@ SCHEMA = "0001"
 _CLUSTERED: dict[str, Any] = {"sqlite_with_rowid": False}
 
 
-class StoreRow(SQLModel, table=True):
-    __tablename__ = "store"
-    id: str = Field(primary_key=True)
-    created_at: str
-
-
 class DatasetRow(SQLModel, table=True):
     __tablename__ = "dataset"
     id: int | None = Field(default=None, primary_key=True)

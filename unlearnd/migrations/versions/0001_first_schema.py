@@ -69,12 +69,6 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("name"),
     )
     op.create_table(
-        "store",
-        sa.Column("id", sa.String(), nullable=False),
-        sa.Column("created_at", sa.String(), nullable=False),
-        sa.PrimaryKeyConstraint("id"),
-    )
-    op.create_table(
         "users",
         sa.Column("handle", sa.LargeBinary(), nullable=False),
         sa.Column("key", sa.LargeBinary(), nullable=True),

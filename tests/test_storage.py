@@ -1,0 +1,234 @@
+"""Storage keeps objects whole or not at all, and does not take somebody's word for it that they are gone."""
+
+import errno
+import os
+import subprocess
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from unlearnd.errors import NotFoundError, StorageError
+from unlearnd.storage import Storage
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Storage:
+    storage = Storage(str(tmp_path / "root"))
+    storage.create()
+    return storage
+
+
+@pytest.fixture
+def memory() -> Iterator[Storage]:
+    """A storage that is not a disk: `memory://` stands for everything over a network."""
+    # It is shared process-wide, so each test has a root of its own there.
+    root = f"memory://unlearnd-{uuid.uuid4().hex}"
+    storage = Storage(root)
+    storage.create()
+    yield storage
+    for path in [path for path in MemoryFileSystem.store if path.startswith(root.removeprefix("memory:/"))]:
+        del MemoryFileSystem.store[path]
+
+
+@pytest.fixture(params=["local", "memory"])
+def storage(request: pytest.FixtureRequest) -> Storage:
+    """One of each."""
+    made: Storage = request.getfixturevalue(request.param)
+    return made
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 256 kB, where this machine lets us mount one."""
+    where = tmp_path / "disk"
+    where.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", where], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount a disk")
+    yield where
+    subprocess.run(["umount", where], check=True)
+
+
+def test_what_is_written_is_read_again(storage: Storage) -> None:
+    storage.write("a/b/c.bin", b"one")
+    assert storage.read("a/b/c.bin") == b"one"
+    storage.write("a/b/c.bin", b"two, longer")
+    assert storage.read("a/b/c.bin") == b"two, longer"
+    storage.write("a/empty", b"")
+    assert storage.read("a/empty") == b""
+    assert storage.list("a") == ["a/b/c.bin", "a/empty"]
+
+
+def test_many_are_all_there_when_it_returns(storage: Storage) -> None:
+    objects = {f"many/{number:03d}": bytes([number]) * number for number in range(100)}
+    storage.write_many(objects.items())
+    assert {name: storage.read(name) for name in storage.list("many")} == objects
+
+
+def test_reading_what_is_not_there_is_a_not_found_that_names_it(storage: Storage) -> None:
+    with pytest.raises(NotFoundError, match="a/missing"):
+        storage.read("a/missing")
+
+
+def test_listing_a_folder_that_is_not_there_finds_nothing(storage: Storage) -> None:
+    assert storage.list("nowhere") == []
+
+
+def test_a_listing_is_of_the_folder_and_not_of_all_that_begin_like_it(storage: Storage) -> None:
+    for name in ("m/1/a", "m/10/b", "m/1x", "mm/1/c"):
+        storage.write(name, b"x")
+    assert storage.list("m/1") == ["m/1/a"]
+    assert storage.list("m") == ["m/1/a", "m/10/b", "m/1x"]
+
+
+def test_destroying_takes_exactly_what_was_named(storage: Storage) -> None:
+    for name in ("m/1/a", "m/1/b", "m/2/a"):
+        storage.write(name, b"x")
+    storage.destroy(["m/1/a", "m/1/never", "nowhere/at/all"])
+    assert storage.list("m") == ["m/1/b", "m/2/a"]
+    storage.destroy(name for name in ["m/1/b", "m/2/a"])
+    assert storage.list("m") == []
+    storage.destroy([])
+
+
+@pytest.mark.parametrize("name", ["../out", "a/../../out", "/etc/passwd", "..", "a/../.."])
+def test_a_name_never_leads_out_of_the_root(storage: Storage, tmp_path: Path, name: str) -> None:
+    (tmp_path / "out").write_text("not yours")
+    does: list[Callable[[], object]] = [
+        lambda: storage.write(name, b"x"),
+        lambda: storage.read(name),
+        lambda: storage.list(name),
+        lambda: storage.destroy([name]),
+    ]
+    for call in does:
+        with pytest.raises(StorageError, match="out of the storage root"):
+            call()
+    assert (tmp_path / "out").read_text() == "not yours"
+
+
+def test_a_root_that_another_begins_like_is_not_its_inside(tmp_path: Path) -> None:
+    (tmp_path / "rooted").mkdir()
+    (tmp_path / "root").mkdir()
+    with pytest.raises(StorageError, match="out of the storage root"):
+        Storage(str(tmp_path / "root")).write("../rooted/x", b"x")
+
+
+def test_a_local_object_is_for_its_owner_alone(local: Storage, tmp_path: Path) -> None:
+    local.write("a/b", b"x")
+    for path in (tmp_path / "root", tmp_path / "root" / "a", tmp_path / "root" / "a" / "b"):
+        assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_write_that_fails_leaves_what_was_there_and_no_part_of_the_new(small_disk: Path) -> None:
+    storage = Storage(str(small_disk / "root"))
+    storage.create()
+    storage.write("a/b", b"before")
+    with pytest.raises(StorageError, match="a/b: the disk is full") as caught:
+        storage.write("a/b", b"x" * 1_000_000)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert storage.list("a") == ["a/b"]
+    assert storage.read("a/b") == b"before"
+    with pytest.raises(StorageError, match="the disk is full"):
+        storage.write_many([("c/1", b"x"), ("c/2", b"x" * 1_000_000)])
+    assert [path.name for path in (small_disk / "root").rglob("*") if path.is_file() and "part" in path.name] == []
+
+
+def test_one_failure_among_many_writes_is_told(local: Storage, tmp_path: Path) -> None:
+    (tmp_path / "root" / "taken").mkdir()
+    (tmp_path / "root" / "taken" / "inside").write_text("")
+    with pytest.raises(StorageError, match="taken"):
+        local.write_many([("fine", b"x"), ("taken", b"x"), ("fine too", b"x")])
+
+
+def test_a_reader_never_sees_half_an_object(local: Storage) -> None:
+    old, new = b"a" * 2_000_000, b"b" * 2_000_000
+    local.write("x", old)
+    stop, seen = threading.Event(), set()
+
+    def look() -> None:
+        while not stop.is_set():
+            seen.add(local.read("x"))
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    for turn in range(20):
+        local.write("x", new if turn % 2 else old)
+    stop.set()
+    reader.join()
+    assert seen <= {old, new}
+
+
+def test_what_a_killed_writer_left_is_listed_and_can_be_destroyed(local: Storage, tmp_path: Path) -> None:
+    local.write("a/b", b"x")
+    left = tmp_path / "root" / "a" / ".c.0123abcd.part"
+    left.write_bytes(b"half")
+    assert local.list("a") == ["a/.c.0123abcd.part", "a/b"]
+    local.destroy(["a/.c.0123abcd.part"])
+    assert not left.exists()
+
+
+def test_destroying_says_so_when_something_is_still_there(local: Storage, tmp_path: Path) -> None:
+    # A folder where the object was cannot be unlinked: the claim of destruction must not be made.
+    (tmp_path / "root" / "a" / "b").mkdir(parents=True)
+    with pytest.raises(StorageError, match="a/b"):
+        local.destroy(["a/b"])
+
+
+def test_destroying_looks_again_and_does_not_trust_the_file_system(
+    memory: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.write("a/b", b"x")
+    # A file system that says it removed a file and did not, as caching and versioned ones do.
+    monkeypatch.setattr(MemoryFileSystem, "rm_file", lambda *arguments: None)
+    with pytest.raises(StorageError, match="still there"):
+        memory.destroy(["a/b"])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("no credentials"), OSError(errno.ETIMEDOUT, "timed out"), PermissionError(errno.EACCES, "forbidden")],
+    ids=repr,
+)
+def test_whatever_a_remote_file_system_raises_becomes_a_storage_error(
+    memory: Storage, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise error
+
+    for name in ("cat_file", "pipe_file", "find", "rm_file"):
+        monkeypatch.setattr(MemoryFileSystem, name, fail)
+    does: list[Callable[[], object]] = [
+        lambda: memory.read("a/b"),
+        lambda: memory.write("a/b", b"x"),
+        lambda: memory.list("a/b"),
+        lambda: memory.destroy(["a/b"]),
+    ]
+    for call in does:
+        with pytest.raises(StorageError, match="a/b") as caught:
+            call()
+        assert str(error.args[-1]) in str(caught.value)
+
+
+def test_a_file_system_nobody_knows_is_a_storage_error() -> None:
+    with pytest.raises(StorageError, match="bogus://x"):
+        Storage("bogus://x")
+
+
+def test_a_local_root_that_is_away_is_an_error_and_is_not_made_anew(local: Storage, tmp_path: Path) -> None:
+    local.write("a/b", b"x")
+    (tmp_path / "root").rename(tmp_path / "elsewhere")
+    with pytest.raises(StorageError, match="is it mounted"):
+        Storage(str(tmp_path / "root")).check()
+    assert not (tmp_path / "root").exists()
+    (tmp_path / "elsewhere").rename(tmp_path / "root")
+    Storage(str(tmp_path / "root")).check()
+
+
+def test_an_object_where_a_folder_should_be_is_told(local: Storage) -> None:
+    local.write("a", b"x")
+    with pytest.raises(StorageError, match="a/b"):
+        local.write("a/b", b"x")
+    assert os.listdir(local.url) == ["a"]
