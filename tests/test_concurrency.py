@@ -6,8 +6,10 @@ step and does there what the other would do.
 
 import os
 import signal
+import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from unlearnd.errors import BusyError
 from unlearnd.leases import hold
 from unlearnd.ledger.leases import build_lease, data_lease
 from unlearnd.steps import Step
+from unlearnd.storage import Storage
 
 READY = """
 import sys, unlearnd
@@ -240,6 +243,38 @@ def test_two_erasures_of_one_slice_both_cut_off_lose_nothing(
     met.build()
     assert met.status().unfinished == 0
     assert digests(met) == digests(never([one, other], epochs=2))
+    check_no_orphans(met.folder)
+
+
+def test_a_builder_that_slept_through_an_erasure_leaves_nothing_it_made_from_the_erased(
+    people: Callable[..., Any],
+    pair: Callable[..., Any],
+    users_at: Callable[..., list[str]],
+    digests: Callable[..., Any],
+    check_no_orphans: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = people()
+    met, never = pair(rows)
+    met.declare("m", dataset="d", backend="linear", seed=8, epochs=2)
+    user = users_at(met, rows, 1, [1])[0]
+    write, slept = Storage.write_many, []
+
+    def write_after_a_long_sleep(self: Storage, objects: Any) -> None:
+        # The machine was suspended just before the first state was saved: the lease ran out, another process took it,
+        # erased somebody the state was made from, and swept the folder. Then the builder wakes up and writes.
+        if not slept:
+            slept.append(True)
+            with closing(sqlite3.connect(met.folder / "ledger.sqlite")) as ledger, ledger:
+                ledger.execute("UPDATE lease SET expires = 0")
+            with unlearnd.open_store(str(met.folder)) as other:
+                other.erase([user], build=False)
+        write(self, objects)
+
+    monkeypatch.setattr(Storage, "write_many", write_after_a_long_sleep)
+    met.build()
+    assert slept
+    assert digests(met) == digests(never([user], epochs=2))
     check_no_orphans(met.folder)
 
 

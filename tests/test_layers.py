@@ -16,26 +16,15 @@ import unlearnd
 PACKAGE = Path(unlearnd.__file__).parent
 ROOT = Path(__file__).parent.parent
 DRAWING = ROOT / "docs" / "explanation" / "architecture.md"
-UNDRAWN = """
-cli worker
-demo
-store
-erasure
-build serving ingest default_plugins
-slices checkpoints executors leases
-ledger storage keys plugins sources
-columns placement recipes packing merkle aggregation config
-errors digests hookspecs steps
-"""
 # Alembic runs the migrations from inside the ledger, and they ask it for its tables: they are one thing.
 PART_OF = {"migrations": "ledger"}
 
 
 def read_floors() -> dict[str, int]:
     """Return how high each module is: 0 for the bottom floor."""
-    drawn = re.search(r"^```floors\n(.*?)^```", DRAWING.read_text(), re.M | re.S) if DRAWING.exists() else None
-    lines = (drawn[1] if drawn else UNDRAWN).strip().splitlines()
-    names = [line.split() for line in lines]
+    drawn = re.search(r"^```floors\n(.*?)^```", DRAWING.read_text(), re.M | re.S)
+    assert drawn, f"{DRAWING} draws no floors"
+    names = [line.split() for line in drawn[1].strip().splitlines()]
     floors = {name: height for height, floor in enumerate(reversed(names)) for name in floor}
     assert len(floors) == sum(map(len, names)), "a module is drawn twice"
     return floors

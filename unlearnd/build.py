@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from unlearnd.checkpoints import Standing, encode_state, path_of, read_state, standings
+from unlearnd.checkpoints import Standing, destroy_all_but, encode_state, path_of, read_state, standings
 from unlearnd.digests import Digest
 from unlearnd.errors import BackendError, BusyError, DamagedStoreError, RefusedError, UnlearndError
 from unlearnd.hookspecs import Backend, Job, Points, Progress, State, Task
@@ -308,6 +308,10 @@ class _Group:
         """Train what is missing, slice by slice, all shards that lack a slice together."""
         if not self._standings:
             return
+        for shard in self._standings:
+            # What a builder that was killed, or lost its lease, wrote and could not enter.
+            known = {checkpoint.path for checkpoint in models.checkpoints_of(self._ledger, self._model.id, shard)}
+            destroy_all_but(self._storage, self._model.name, shard, known)
         spec, settings = self._model.spec, self._model.spec.settings
         for shard, standing in self._standings.items():
             if standing.checkpoint is not None and self._model.sliceable:
@@ -417,6 +421,8 @@ class _Group:
         try:
             models.enter_checkpoints(self._ledger, self._model, written, environment, self._held.holder, self._clock())
         except BusyError as taken_over:
+            # Whoever took over may have swept this folder already; what was just written must not stay.
+            self._storage.destroy(path for path, _ in objects)
             raise Preempted(str(taken_over)) from None
         reached(Step.BUILD_ENTERED)
         self._report(Progress(0, trained[0][1], 0, len(written)))

@@ -1,17 +1,20 @@
 """Take points in: place them, write their slices, and enter all of it in the ledger at once.
 
-Batches come checked from `sources`. Slice data is written first, under names the ledger does not know; then
-one transaction makes the points exist. Killed before that transaction, an ingest leaves objects that belong
-to nobody, and the next one destroys them. Memory holds one buffer of features; who holds which position is
-spooled to an unnamed temporary file, so it does not grow with the data.
+Batches come checked from `sources`. Each is sorted by place and put away in an unnamed file beside the store, so
+memory holds one batch however large the data is. Then every slice is gathered from there and written as a
+segment, or as several if it is large, under names the ledger does not know; at last one transaction makes the
+points exist. Killed before it, an ingest leaves objects that belong to nobody, and the next one destroys them.
 """
 
+import itertools
+import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import IO
 
 import numpy as np
@@ -32,10 +35,13 @@ from unlearnd.sources import Batch, Column, as_labels, decide_labels
 from unlearnd.steps import Step, reached
 from unlearnd.storage import Storage
 
-BUFFER_BYTES = 192 << 20
-_WRITERS = 8
+BUFFER_BYTES = 1 << 30
+"""How much slice data is written in one go."""
+SEGMENT_BYTES = 4 << 20
+"""A slice with more than this is cut into several segments."""
+_WRITERS = 6
 _BUCKETS = 64
-_REMEMBERED = 250_000
+_REMEMBERED = 150_000
 MOST_SLICES = 10_000
 MOST_PLACES = 1_000_000
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -83,10 +89,14 @@ def ingest(
     layout: Layout,
     rules: Mapping[str, PlacementRule],
     clock: Clock,
+    folder: Path | None = None,
     slices_asked: bool = False,
     on_progress: Callable[[int], None] = lambda rows: None,
 ) -> Added:
-    """Add points to the dataset `name`, creating it where it is new: all of them or none."""
+    """Add points to the dataset `name`, creating it where it is new: all of them or none.
+
+    What does not fit in memory is put away in `folder` until the end, in files without a name.
+    """
     check_name("dataset", name)
     with hold(ledger, [ingest_lease(name)], clock):
         destroy_leftovers(ledger, storage, name)
@@ -97,14 +107,16 @@ def ingest(
         points.open_ingest(ledger, ingest_id, name, clock())
         reached(Step.INGEST_OPENED)
         try:
-            with tempfile.TemporaryFile() as spool_file:
+            with tempfile.TemporaryFile(dir=folder) as users_file, tempfile.TemporaryFile(dir=folder) as rows_file:
                 rule = rules[before.placement if before else layout.placement]
-                intake = _Intake(ledger, storage, keys, name, before, layout, generation, rule, ingest_id)
-                spool = _Spool(spool_file)
+                spool = _Spool(users_file)
+                intake = _Intake(
+                    ledger, storage, keys, name, before, layout, generation, rule, ingest_id, spool, rows_file
+                )
                 for batch in batches:
-                    intake.take(batch, spool)
+                    intake.take(batch)
                     on_progress(len(batch.x))
-                intake.flush()
+                intake.write_segments()
                 after = intake.dataset()
                 reached(Step.INGEST_STAGED)
                 entered = Ingest(ingest_id, before, after, generation, intake.segments)
@@ -114,7 +126,7 @@ def ingest(
             with suppress(UnlearndError):
                 destroy_leftovers(ledger, storage, name)
             if isinstance(error, OSError):
-                raise StorageError(f"the temporary folder cannot be used: {error.strerror}") from error
+                raise StorageError(f"the points cannot be put away in {folder}: {error.strerror}") from error
             raise
         reached(Step.INGEST_COMMITTED)
     return Added(dataset, intake.position - intake.first, intake.first, (generation.first_slice, generation.last_slice))
@@ -184,7 +196,10 @@ class _Intake:
         generation: Generation,
         rule: PlacementRule,
         ingest_id: str,
+        spool: "_Spool",
+        file: IO[bytes],
     ) -> None:
+        self._spool, self._file = spool, file
         self._storage, self._keys, self._layout = storage, keys, layout
         self._name, self._before, self._rule = name, before, rule
         self._generation, self._ingest_id = generation, ingest_id
@@ -194,15 +209,16 @@ class _Intake:
         self._modelled = before is not None and bool(models.models(ledger, before.id))
         self._groups = {group: code for code, group in enumerate(before.groups if before else ())}
         self._like: Batch | None = None
-        self._buffer: list[tuple[Rows, NDArray[np.int64]]] = []
-        self._buffered = 0
+        self._runs: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = []
+        """For each batch the places it has points of, where those lie in the file, and how many."""
+        self._record = np.dtype([])
         self._met: dict[str, tuple[bytes, int]] = {}
         self.first = before.points if before else 0
         self.position = self.first
         self.segments: list[NewSegment] = []
 
-    def take(self, batch: Batch, spool: "_Spool") -> None:
-        """Check a batch against the dataset, place its points and buffer them."""
+    def take(self, batch: Batch) -> None:
+        """Check a batch against the dataset, place its points and put them away."""
         assert batch.user is not None
         assert batch.label is not None
         self._check_like(batch)
@@ -222,12 +238,30 @@ class _Intake:
         slice_ = slice_ + (self._generation.first_slice - 1)
         position = np.arange(self.position, self.position + len(batch.x), dtype=np.int64)
         self.position += len(batch.x)
-        spool.add(handles, codes, shard, slice_, position)
+        self._spool.add(handles, codes, shard, slice_, position)
         place = shard * (self._generation.last_slice + 1) + slice_
-        self._buffer.append((Rows(batch.x, label, position, handles[codes], group), place))
-        self._buffered += batch.x.nbytes
-        if self._buffered >= BUFFER_BYTES:
-            self.flush()
+        self._put_away(Rows(batch.x, label, position, handles[codes], group), place)
+
+    def _put_away(self, rows: Rows, place: NDArray[np.int64]) -> None:
+        """Write rows to the file, sorted by place, each as one record."""
+        order = np.argsort(place, kind="stable")
+        self._record = np.dtype(
+            [
+                ("x", rows.x.dtype, rows.x.shape[1:]),
+                ("label", "<i4"),
+                ("position", "<i8"),
+                ("owner", "u1", (HANDLE_BYTES,)),
+                ("group", "<i4"),
+            ]
+        )
+        records = np.empty(len(order), self._record)
+        records["x"], records["label"] = rows.x[order], rows.label[order]
+        records["position"], records["owner"] = rows.position[order], rows.owner[order]
+        records["group"] = -1 if rows.group is None else rows.group[order]
+        places, begins, counts = np.unique(place[order], return_index=True, return_counts=True)
+        start = self._file.seek(0, 2)
+        self._file.write(records.data)
+        self._runs.append((places, start + begins * self._record.itemsize, counts))
 
     def _hash(self, users: list[str]) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
         """Return the handle and the placing number of each user, remembering those met lately."""
@@ -240,37 +274,58 @@ class _Intake:
         handles = np.frombuffer(b"".join([handle for handle, _ in known]), np.uint8)
         return handles.reshape(-1, HANDLE_BYTES), np.array([number for _, number in known], np.uint64)
 
-    def flush(self) -> None:
-        """Write the buffered points as one segment per place that has any."""
-        if not self._buffer:
-            if not self.segments:
-                raise InputError("there is nothing to ingest: the data has no rows")
-            return
-        width = self._generation.last_slice + 1
-        sorted_: list[tuple[Rows, NDArray[np.int64], NDArray[np.int64]]] = []
-        for rows, place in self._buffer:
-            order = np.argsort(place, kind="stable")
-            sorted_.append((rows, order, place[order]))
-
-        def write(place: int) -> NewSegment:
-            parts = []
-            for rows, order, places in sorted_:
-                begin, end = np.searchsorted(places, [place, place + 1])
-                if end > begin:
-                    parts.append(_take_rows(rows, order[begin:end]))
-            joined = parts[0] if len(parts) == 1 else _join(parts)
-            shard, slice_ = divmod(place, width)
-            data = encode_segment(joined)
-            first = int(joined.position[0])
-            path = f"{folder_of(self._name, shard, slice_)}/{first:012d}-{self._ingest_id[:16]}.safetensors"
-            self._storage.write(path, data)
-            return NewSegment(shard, slice_, first, path, digest_of(data), len(joined))
-
-        occupied = np.unique(np.concatenate([place for _, place in self._buffer])).tolist()
+    def write_segments(self) -> None:
+        """Write every place that has points as one segment, a buffer's worth in one go."""
+        if not self._runs:
+            raise InputError("there is nothing to ingest: the data has no rows")
+        self._file.flush()
         with ThreadPoolExecutor(_WRITERS) as pool:
-            self.segments.extend(pool.map(write, occupied))
-        self._buffer, self._buffered = [], 0
-        reached(Step.INGEST_SEGMENTS)
+            lots = self._lots()
+            while go := list(itertools.islice(lots, max(1, BUFFER_BYTES // SEGMENT_BYTES))):
+                self.segments.extend(pool.map(self._write_segment, go))
+                reached(Step.INGEST_SEGMENTS)
+
+    def _lots(self) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+        """Yield for each segment to write its place and the runs of records it is made of: (offset, count)."""
+        places, offsets, counts = (np.concatenate(column) for column in zip(*self._runs, strict=True))
+        # Batches are in order of arrival and the sort is stable, so positions stay ascending.
+        order = np.argsort(places, kind="stable")
+        runs = zip(places[order].tolist(), offsets[order].tolist(), counts[order].tolist(), strict=True)
+        width = self._record.itemsize
+        most = max(1, SEGMENT_BYTES // width)
+        for place, here in itertools.groupby(runs, key=lambda run: run[0]):
+            lot: list[tuple[int, int]] = []
+            room = most
+            for _, offset, count in here:
+                while count:
+                    taken = min(count, room)
+                    lot.append((offset, taken))
+                    offset, count, room = offset + taken * width, count - taken, room - taken
+                    if not room:
+                        yield place, lot
+                        lot, room = [], most
+            if lot:
+                yield place, lot
+
+    def _write_segment(self, lot: tuple[int, list[tuple[int, int]]]) -> NewSegment:
+        """Gather some records of a place and write them as a segment."""
+        place, pieces = lot
+        width, handle = self._record.itemsize, self._file.fileno()
+        data = b"".join([os.pread(handle, count * width, offset) for offset, count in pieces])
+        records = np.frombuffer(data, self._record)
+        grouped = bool(self._groups)
+        rows = Rows(
+            x=np.ascontiguousarray(records["x"]),
+            label=np.ascontiguousarray(records["label"]),
+            position=np.ascontiguousarray(records["position"]),
+            owner=np.ascontiguousarray(records["owner"]),
+            group=np.ascontiguousarray(records["group"]) if grouped else None,
+        )
+        shard, slice_ = divmod(place, self._generation.last_slice + 1)
+        encoded, first = encode_segment(rows), int(rows.position[0])
+        path = f"{folder_of(self._name, shard, slice_)}/{first:012d}-{self._ingest_id[:16]}.safetensors"
+        self._storage.write(path, encoded)
+        return NewSegment(shard, slice_, first, path, digest_of(encoded), len(rows))
 
     def dataset(self) -> Dataset:
         """Return the dataset as it will be once this ingest is entered."""
@@ -420,19 +475,3 @@ class _Spool:
 
 def _known_labels(before: Dataset | None, layout: Layout) -> tuple[int | str, ...]:
     return before.labels if before else layout.classes or ()
-
-
-def _take_rows(rows: Rows, index: NDArray[np.int64]) -> Rows:
-    group = None if rows.group is None else rows.group[index]
-    return Rows(rows.x[index], rows.label[index], rows.position[index], rows.owner[index], group)
-
-
-def _join(parts: list[Rows]) -> Rows:
-    first = parts[0]
-    return Rows(
-        x=np.concatenate([part.x for part in parts]),
-        label=np.concatenate([part.label for part in parts]),
-        position=np.concatenate([part.position for part in parts]),
-        owner=np.concatenate([part.owner for part in parts]),
-        group=None if first.group is None else np.concatenate([p.group for p in parts if p.group is not None]),
-    )

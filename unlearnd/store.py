@@ -6,6 +6,7 @@ calls. Only the surfaces read the clock; a store is given one when it is opened.
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unlearnd.build import BuildPlan, Report, Watch, build, build_task, discard_damaged, plan_build, seal
+from unlearnd.build import BuildPlan, Report, Watch, build, build_task, discard_damaged, plan_build
 from unlearnd.checkpoints import standings
 from unlearnd.config import FILE_NAME, Config, read_config, write_config
 from unlearnd.erasure import ErasurePlan, Outcome, Target, carry_out, outcome_of, plan_erasure, record_requests
@@ -24,8 +25,9 @@ from unlearnd.errors import InputError, RefusedError, StorageError, UnlearndErro
 from unlearnd.hookspecs import Task
 from unlearnd.ingest import Added, Layout, check_layout, check_name, ingest
 from unlearnd.keys import create_keys, draw_id, draw_seed, open_keys
-from unlearnd.leases import Clock
+from unlearnd.leases import Clock, hold
 from unlearnd.ledger import Ledger, erasures, models, points
+from unlearnd.ledger.leases import ingest_lease
 from unlearnd.ledger.migrate import migrate
 from unlearnd.ledger.models import Build, Checkpoint, Model
 from unlearnd.ledger.points import Dataset
@@ -204,7 +206,7 @@ class Store:
         check_layout(known, layout, self.plugins.placements)
         if features is None and known is not None:
             features = _columns_for(known, data)
-        batches = read_batches(data, user=user, label=label, group=group, features=features, batch_bytes=64 << 20)
+        batches = read_batches(data, user=user, label=label, group=group, features=features, batch_bytes=16 << 20)
         return ingest(
             self.ledger,
             self.storage,
@@ -214,6 +216,7 @@ class Store:
             layout,
             self.plugins.placements,
             self.clock,
+            self.folder,
             slices is not None,
             on_progress,
         )
@@ -271,33 +274,34 @@ class Store:
         if seed is not None and not 0 <= seed < 2**63:
             raise InputError("a seed is a whole number from 0 to 2^63 - 1")
         filled = (known.spec.settings if known and settings is None else None) or learner.settings(settings or {})
-        if known is None:
-            seal(self.ledger, data, self.clock)
-        spec = Spec(
-            backend=learner.name,
-            backend_version=learner.version,
-            settings=filled,
-            shape=data.shape,
-            dtype=data.dtype,
-            classes=known.spec.classes if known else tuple(sorted(data.labels, key=_label_order)),
-            shards=data.shards,
-            slices=known.spec.slices if known else points.generations(self.ledger, data.id)[-1].last_slice,
-            epochs=Fraction(length),
-            schedule=chosen,
-        )
-        if known is not None:
-            _check_same(known, data, spec, seed)
-            return known
-        declared = models.declare_model(
-            self.ledger,
-            model,
-            data.id,
-            spec,
-            sliceable=learner.sliceable,
-            deterministic=learner.deterministic,
-            seed=draw_seed() if seed is None else seed,
-            now=self.clock(),
-        )
+        with hold(self.ledger, [ingest_lease(dataset)], self.clock) if known is None else nullcontext():
+            # Read again under the lease: nothing is added between what the model is declared on and its declaration.
+            data = points.dataset_named(self.ledger, dataset)
+            spec = Spec(
+                backend=learner.name,
+                backend_version=learner.version,
+                settings=filled,
+                shape=data.shape,
+                dtype=data.dtype,
+                classes=known.spec.classes if known else tuple(sorted(data.labels, key=_label_order)),
+                shards=data.shards,
+                slices=known.spec.slices if known else points.generations(self.ledger, data.id)[-1].last_slice,
+                epochs=Fraction(length),
+                schedule=chosen,
+            )
+            if known is not None:
+                _check_same(known, data, spec, seed)
+                return known
+            declared = models.declare_model(
+                self.ledger,
+                model,
+                data.id,
+                spec,
+                sliceable=learner.sliceable,
+                deterministic=learner.deterministic,
+                seed=draw_seed() if seed is None else seed,
+                now=self.clock(),
+            )
         reached(Step.TRAIN_DECLARED)
         return declared
 

@@ -103,8 +103,14 @@ def declare_model(
     seed: int,
     now: datetime,
 ) -> Model:
-    """Record a model under a name that is free; its seed is fixed from here on."""
+    """Record a model under a name that is free; its seed is fixed from here on, and so are the slices it has.
+
+    Slices that still take points are closed in the same transaction. The dataset's ingest lease must be held.
+    """
     with ledger.write() as connection:
+        connection.exec_driver_sql(
+            "UPDATE generation SET sealed_at = ? WHERE dataset_id = ? AND sealed_at IS NULL", (stamp(now), dataset_id)
+        )
         connection.exec_driver_sql(
             "INSERT INTO model (name, dataset_id, spec, sliceable, deterministic, seed, declared_at) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
