@@ -160,10 +160,17 @@ def check_no_orphans() -> Callable[[Path], None]:
     """Check that storage holds exactly what the ledger says is in force."""
 
     def check(folder: Path) -> None:
-        there = set(everything_below(folder / "storage"))
+        everything = set(everything_below(folder / "storage"))
+        there = {name for name in everything if not name.startswith("evidence/")}
         segments = ask_ledger(folder, "SELECT path FROM segment WHERE replaced_at IS NULL AND destroyed_at IS NULL")
         checkpoints = ask_ledger(folder, "SELECT path FROM checkpoint WHERE destroyed_at IS NULL")
         assert there == {path for (path,) in segments + checkpoints}
+        # Exactly one receipt for each request that was carried out.
+        receipts = ask_ledger(folder, "SELECT request_id FROM receipt WHERE key_id IS NOT NULL")
+        asked = ask_ledger(folder, "SELECT id FROM request")
+        written = {name for name in everything if name.startswith("evidence/receipts/")}
+        assert written == {f"evidence/receipts/{request}.receipt.json" for (request,) in receipts}
+        assert sorted(receipts) == sorted(asked)
         # Every path once: the same checkpoint is never made twice.
         assert len(segments + checkpoints) == len(set(segments + checkpoints))
 

@@ -1215,11 +1215,11 @@ def test_a_full_disk_stops_ingest_and_train_with_a_sentence_and_both_end_right_w
     assert said.err.count("\n") == 1
     after = snapshot(store)
     assert {name for name in after if name != "ledger"} == {name for name in before if name != "ledger"}
-    disk("size=8m")
+    disk("size=12m")
     assert finish(start(tmp_path, *ingest)).code == 0
     assert live_points(shell) == 1000
     train = ("train", "m", "--dataset", "people", "--backend", "linear", "--epochs", 1, "--store", store)
-    filler = disk("size=8m") / "filler"
+    filler = disk("size=12m") / "filler"
     fill(filler)
     said = finish(start(tmp_path, *train))
     assert said.code == 1
@@ -1227,7 +1227,7 @@ def test_a_full_disk_stops_ingest_and_train_with_a_sentence_and_both_end_right_w
     assert "full" in said.err
     assert said.err.count("\n") == 1
     filler.unlink()
-    disk("size=16m")
+    disk("size=24m")
     assert finish(start(tmp_path, *train)).code == 0
     assert shell("build", "--json").json[0]["samples"] == 0
     assert shell("status", "--json").json["models"][0]["prefixes"] == [SLICES] * SHARDS

@@ -236,7 +236,7 @@ def test_two_erasures_of_one_slice_both_cut_off_lose_nothing(
     def carry_out(user: str) -> None:
         # As a process does that had looked for unfinished erasures before the other one began.
         asked = erasure.record_requests(met.ledger, met.keys.handles([user]), met.clock())
-        erasure.carry_out(met.ledger, met.storage, asked, met.clock)
+        erasure.carry_out(met.translog, {}, asked, met.clock)
 
     cut_off_at(Step.ERASE_DATA_DESTROYED, lambda: carry_out(one))
     cut_off_at(Step.ERASE_MARKED, lambda: carry_out(other))

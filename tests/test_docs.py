@@ -173,7 +173,10 @@ def sections_of(page: Path) -> dict[str, str]:
 
 
 def commands_below(group: click.Group, prefix: str) -> Iterator[tuple[str, click.Command]]:
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
         if isinstance(command, click.Group):
             yield from commands_below(command, f"{prefix} {name}")
         yield f"{prefix} {name}", command

@@ -323,6 +323,12 @@ def test_only_the_owner_can_read_keys_ledger_and_data(
     assert {path.name: mode(path) for path in (store.folder / "keys").iterdir()} == {
         "placement.key": 0o600,
         "pepper.key": 0o600,
+        "log.key": 0o600,
+        "receipt.key": 0o600,
+        # Made to be published.
+        "log.pub": 0o644,
+        "receipt.pub": 0o644,
+        "trust.json": 0o644,
     }
     assert mode(store.folder / "storage") == 0o700
     assert {mode(path) for path in store.folder.glob("ledger.sqlite*")} == {0o600}

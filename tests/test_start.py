@@ -53,7 +53,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 def test_help_of_every_command_loads_nothing_heavy() -> None:
     code = f"""{LOOK}
 found = {{}}
-for command in [None, *main.commands]:
+for command in [None, *main.list_commands(None)]:
     run(*([command] if command else []), "--help")
     found[str(command)] = loaded({HEAVY})
 run("--version")

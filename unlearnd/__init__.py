@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from unlearnd.errors import UnlearndError
-from unlearnd.hookspecs import Backend, Job, Points, hookimpl
 
 if TYPE_CHECKING:
+    from unlearnd.hookspecs import Backend, Job, Points, hookimpl
     from unlearnd.store import Store
 
 __all__ = ["Backend", "Job", "Points", "Store", "UnlearndError", "create_store", "hookimpl", "open_store"]
@@ -38,8 +38,13 @@ def open_store(directory: str) -> Store:
 
 
 def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is asked for: `unlearnd verify` needs none of it."""
     if name == "Store":
         from unlearnd.store import Store  # heavy: the ledger brings sqlmodel
 
         return Store
+    if name in ("Backend", "Job", "Points", "hookimpl"):
+        from unlearnd import hookspecs  # pluggy
+
+        return getattr(hookspecs, name)
     raise AttributeError(f"module 'unlearnd' has no attribute {name!r}")

@@ -23,12 +23,14 @@ from unlearnd.errors import BackendError, BusyError, DamagedStoreError, RefusedE
 from unlearnd.hookspecs import Backend, Job, Points, Progress, State, Task
 from unlearnd.leases import Clock, Hold, Preempted, hold
 from unlearnd.ledger import Ledger, models, points
+from unlearnd.ledger.connection import stamp
 from unlearnd.ledger.leases import build_lease, data_lease, ingest_lease
-from unlearnd.ledger.models import Build, Model, NewCheckpoint
+from unlearnd.ledger.models import Build, Checkpoint, Model, NewCheckpoint
 from unlearnd.ledger.points import Dataset
 from unlearnd.plugins import Plugins
 from unlearnd.recipes import Spec, epochs_at, samples_at, step_seed
 from unlearnd.slices import compute_roots, read_slices
+from unlearnd.statements import checkpoints_built, checkpoints_destroyed, slices_sealed
 from unlearnd.steps import Step, reached
 from unlearnd.storage import Storage
 
@@ -180,17 +182,26 @@ def discard_damaged(ledger: Ledger, storage: Storage, model: Model, clock: Clock
     damaged = 0
     for shard in range(1, model.spec.shards + 1):
         with hold(ledger, [build_lease(model.name, shard)], clock, preempt=True):
-            bad = []
-            for checkpoint in standings(ledger, model, [shard])[0].chain:
-                try:
-                    read_state(storage, checkpoint)
-                except DamagedStoreError:
-                    bad.append(checkpoint)
+            chain = standings(ledger, model, [shard])[0].chain
+            first = next((n for n, checkpoint in enumerate(chain) if _is_damaged(storage, checkpoint)), len(chain))
+            # What follows a damaged one is trained anew with it, and must not be entered twice.
+            bad = chain[first:]
             if bad:
                 storage.destroy(checkpoint.path for checkpoint in bad)
-                models.checkpoints_destroyed(ledger, model.dataset_id, [c.id for c in bad], None, clock())
+                leaves = checkpoints_destroyed(
+                    model.name, "", [(c.shard, c.slice, c.recipe, c.file) for c in bad], stamp(clock())
+                )
+                models.checkpoints_destroyed(ledger, model.dataset_id, [c.id for c in bad], None, leaves, clock())
         damaged += len(bad)
     return damaged
+
+
+def _is_damaged(storage: Storage, checkpoint: Checkpoint) -> bool:
+    try:
+        read_state(storage, checkpoint)
+    except DamagedStoreError:
+        return True
+    return False
 
 
 def check_backend(plugins: Plugins, model: Model) -> Backend:
@@ -262,7 +273,11 @@ def _fill_roots(ledger: Ledger, storage: Storage, dataset: Dataset, shards: Iter
                 here = points.roots_of(ledger, dataset.id, shard)
                 missing = [slice_ for slice_ in range(1, last + 1) if (shard, slice_) not in here]
                 current = points.dataset_by_id(ledger, dataset.id)
-                points.enter_roots(ledger, dataset.id, shard, compute_roots(ledger, storage, current, shard, missing))
+                roots = compute_roots(ledger, storage, current, shard, missing)
+                counts = points.counts_of(ledger, dataset.id)
+                sealed = [(shard, slice_, root, counts.get((shard, slice_), 0)) for slice_, root in roots.items()]
+                leaves = slices_sealed(dataset.name, sealed, stamp(clock()))
+                points.enter_roots(ledger, dataset.id, shard, roots, leaves)
             reached(Step.BUILD_ROOTS)
 
 
@@ -419,13 +434,22 @@ class _Group:
         reached(Step.BUILD_WRITTEN)
         environment = self._backend.environment(self._device)
         try:
-            models.enter_checkpoints(self._ledger, self._model, written, environment, self._held.holder, self._clock())
+            now = self._clock()
+            leaves = checkpoints_built(self._model.name, [self._entry(one) for one in written], stamp(now))
+            models.enter_checkpoints(self._ledger, self._model, written, environment, self._held.holder, leaves, now)
         except BusyError as taken_over:
             # Whoever took over may have swept this folder already; what was just written must not stay.
             self._storage.destroy(path for path, _ in objects)
             raise Preempted(str(taken_over)) from None
         reached(Step.BUILD_ENTERED)
         self._report(Progress(0, trained[0][1], 0, len(written)))
+
+    def _entry(self, written: NewCheckpoint) -> tuple[Any, ...]:
+        """Return what the log says about a checkpoint."""
+        standing = self._standings[written.shard]
+        parent, root = standing.recipes[written.slice - 1], standing.roots[written.slice - 1]
+        made = (written.shard, written.slice, written.recipe, parent, root)
+        return (*made, written.file, written.tensors, written.size)
 
 
 class _Writer:

@@ -38,6 +38,8 @@ class Standing:
     shard: int
     recipes: tuple[Digest, ...]
     """recipe(k, 0) … as far as the slices have roots."""
+    roots: tuple[Digest, ...]
+    """The roots those are made from: of slice 1 on."""
     slices: int
     """How many slices the shard has that are closed to new points."""
     prefix: int
@@ -82,7 +84,9 @@ def standings(ledger: Ledger, model: Model, shards: Iterable[int] | None = None)
             whole = existing.get((shard, slices, names[-1])) if len(names) > slices else None
             chain = [whole] if whole else []
             prefix = slices if whole else 0
-        found.append(Standing(shard, tuple(names), slices, prefix, chain[-1] if chain else None, tuple(chain)))
+        found.append(
+            Standing(shard, tuple(names), tuple(known), slices, prefix, chain[-1] if chain else None, tuple(chain))
+        )
     return found
 
 
@@ -99,8 +103,11 @@ def path_of(model: str, shard: int, recipe: Digest) -> str:
 def encode_state(state: State) -> Saved:
     """Return a state as bytes: no metadata, whose order safetensors does not fix."""
     tensors = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in state.items()}
-    data = bytes(save_tensors(tensors))
-    parts = ((name, value.dtype.str, value.shape, value.tobytes()) for name, value in tensors.items())
+    data: bytes = save_tensors(tensors)
+    # Views, not copies: this runs beside the training, and what it spends holding the interpreter, training waits for.
+    parts = (
+        (name, value.dtype.str, value.shape, value.reshape(-1).view(np.uint8).data) for name, value in tensors.items()
+    )
     return Saved(data=data, file=digest_of(data), tensors=digest_of_tensors(parts))
 
 

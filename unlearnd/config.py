@@ -15,6 +15,7 @@ FILE_NAME = "unlearnd.toml"
 _SECTIONS: dict[str, dict[str, type]] = {
     "store": {"id": str, "ledger": str, "storage": str},
     "build": {"executor": str, "workers": int, "device": str},
+    "keys": {"signer": str},
 }
 
 
@@ -28,6 +29,7 @@ class Config:
     executor: str = "serial"
     workers: int = 1
     device: str = "auto"
+    signer: str = "file"
 
 
 def read_config(folder: Path) -> Config:
@@ -53,7 +55,13 @@ def read_config(folder: Path) -> Config:
     missing = [name for name in _SECTIONS["store"] if name not in store]
     if missing:
         raise DamagedStoreError(f"{path}: [store] lacks {', '.join(missing)}")
-    return Config(store_id=store["id"], ledger=store["ledger"], storage=store["storage"], **given.get("build", {}))
+    return Config(
+        store_id=store["id"],
+        ledger=store["ledger"],
+        storage=store["storage"],
+        **given.get("build", {}),
+        **given.get("keys", {}),
+    )
 
 
 def write_config(folder: Path, config: Config) -> None:
@@ -70,6 +78,10 @@ def write_config(folder: Path, config: Config) -> None:
         f"executor = {_quoted(config.executor)}",
         f"workers = {config.workers}",
         f"device = {_quoted(config.device)}",
+        "",
+        "# Who signs tree heads and receipts: `file`, or a plugin's signer for a key service.",
+        "[keys]",
+        f"signer = {_quoted(config.signer)}",
     ]
     (folder / FILE_NAME).write_text("\n".join(lines) + "\n")
 

@@ -5,6 +5,7 @@ second store that was never given the erased person has the same checkpoints, bi
 """
 
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from unlearnd.errors import DamagedStoreError, NotFoundError
+from unlearnd.errors import DamagedStoreError, NotFoundError, VerificationError
 from unlearnd.plugins import load_plugins
 from unlearnd.store import Store
+from unlearnd.verify import verify_receipt
 
 _PERSON = 17
 _PEOPLE = 120
@@ -46,6 +48,12 @@ def run(folder: str | None) -> None:
             f"4. Erased. Data rewritten, {len(outcome.checkpoints)} checkpoints and the person's key destroyed. "
             f"The model goes on answering from what is clean: {_accuracy(store, x[test], y[test])} right."
         )
+        receipt = store.receipt(outcome.request)
+        report = verify_receipt(receipt, (home / "store" / "keys" / "trust.json").read_bytes(), now=datetime.now(UTC))
+        if report.failed:
+            raise VerificationError("the receipt does not hold")
+        held = [check.id for check in report.checks if check.result.value == "PASS"]
+        click.echo(f"   Its receipt is signed and in the log: checks {' '.join(held)} hold, offline.")
         rebuilt = store.build()[0]
         click.echo(
             f"5. Rebuilt: {rebuilt.samples:,} of {rebuilt.from_scratch:,} samples, "

@@ -5,11 +5,11 @@
     3  points marked erased, slice roots recomputed, user keys destroyed, in one transaction
     4  slice data rewritten without the points, old objects destroyed
     5  tainted checkpoints destroyed, and storage listed again to see that they are gone
+    6  statement logged, tree head signed, receipt written
     7  build, now or later
 
 From step 3 on nothing made from the points is served, because it has no recipe any more. Each step is durable
 before the next begins and can be taken again; whoever comes next carries on with what another left undone.
-(Step 6, the signed receipt, is made of the `Outcome` this ends in.)
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,19 +21,31 @@ import numpy as np
 
 from unlearnd.build import cost_of
 from unlearnd.checkpoints import destroy_all_but, standings
-from unlearnd.digests import Digest
+from unlearnd.digests import Digest, digest_of_json
 from unlearnd.errors import BusyError
 from unlearnd.ingest import destroy_leftovers
-from unlearnd.keys import draw_id
+from unlearnd.keys import draw_id, draw_nonce
 from unlearnd.leases import Clock, hold
 from unlearnd.ledger import Ledger, erasures, models, points
+from unlearnd.ledger.connection import stamp
 from unlearnd.ledger.erasures import Erasure, Marking, Request
 from unlearnd.ledger.leases import build_lease, data_lease, ingest_lease
 from unlearnd.ledger.points import Holding, Segment
 from unlearnd.packing import Positions, pack, unpack
 from unlearnd.slices import commitments, read_segment, rewrite_dropped, root_of_commitments
+from unlearnd.statements import (
+    ErasureStatement,
+    checkpoints_destroyed,
+    commit_to_user,
+    erasure_done,
+    live_set,
+    replay_class,
+    request_received,
+    slices_sealed,
+)
 from unlearnd.steps import Step, reached
 from unlearnd.storage import Storage
+from unlearnd.translog import Translog, issue_receipts, keep_detail
 
 Target = bytes | tuple[str, int]
 """A user by handle, or a point by dataset and position."""
@@ -66,7 +78,7 @@ class Destroyed:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one request: all that a receipt will be made of. Holds no user id."""
+    """What came of one request, as its receipt says it. Holds no user id."""
 
     request: str
     erasure: str
@@ -141,32 +153,38 @@ def plan_erasure(ledger: Ledger, targets: Sequence[Target]) -> ErasurePlan:
 
 
 def record_requests(
-    ledger: Ledger, targets: Sequence[Target], now: datetime, alive: Iterable[bytes] = ()
+    ledger: Ledger,
+    targets: Sequence[Target],
+    now: datetime,
+    alive: Iterable[bytes] = (),
+    named: Mapping[Target, str] | None = None,
 ) -> str | None:
     """Step 1: write down what was asked; return the erasure's id, or None when another process came first.
 
-    `alive` are the users among them that had data when it was decided to ask.
+    `alive` are the users among them that had data when it was decided to ask; `named` has the user ids that
+    receipts are to commit to. An id goes no further than the commitment.
     """
     erasure_id = draw_id()
-    requests = [
-        Request(
-            id=draw_id(),
-            erasure_id=erasure_id,
-            handle=target if isinstance(target, bytes) else None,
-            dataset=None if isinstance(target, bytes) else target[0],
-            position=None if isinstance(target, bytes) else target[1],
-            outcome=None,
-        )
-        for target in targets
+    requests = []
+    for target in targets:
+        user = (named or {}).get(target)
+        nonce = draw_nonce() if user is not None else None
+        commitment = commit_to_user(nonce, user) if nonce is not None and user is not None else None
+        handle, dataset, position = (target, None, None) if isinstance(target, bytes) else (None, *target)
+        requests.append(Request(draw_id(), erasure_id, handle, dataset, position, 0, commitment, nonce, None))
+    leaves = [
+        request_received(request.id, erasure_id, "point" if request.handle is None else "user", stamp(now))
+        for request in requests
     ]
-    if not erasures.record_erasure(ledger, erasure_id, requests, alive, now):
+    if not erasures.record_erasure(ledger, erasure_id, requests, alive, leaves, now):
         return None
     reached(Step.ERASE_RECORDED)
     return erasure_id
 
 
-def carry_out(ledger: Ledger, storage: Storage, erasure_id: str, clock: Clock) -> None:
-    """Steps 3 to 5, beginning with the first that is not done."""
+def carry_out(translog: Translog, plugins: Mapping[str, str], erasure_id: str, clock: Clock) -> None:
+    """Steps 3 to 6, beginning with the first that is not done; `plugins` are the versions a receipt names."""
+    ledger, storage = translog.ledger, translog.storage
     with hold(ledger, [f"erasure/{erasure_id}"], clock):
         erasure = erasures.erasure_by_id(ledger, erasure_id)
         if erasure.influence_removed_at is not None:
@@ -188,14 +206,9 @@ def carry_out(ledger: Ledger, storage: Storage, erasure_id: str, clock: Clock) -
                 reached(Step.ERASE_CHECKPOINTS_DESTROYED)
         # Before the claim is made: the ledger's own files must not keep the destroyed keys either.
         ledger.scrub()
-        destroyed = models.destroyed_by(ledger, erasure_id)
-        outcomes = {
-            request.id: {**request.outcome, "checkpoints": _seen_by(destroyed, request.outcome["slices"])}
-            for request in erasures.requests_of(ledger, erasure_id)
-            if request.outcome is not None
-        }
-        erasures.influence_removed(ledger, erasure_id, outcomes, clock())
+        _conclude(translog, plugins, erasure_id, clock())
         reached(Step.ERASE_REMOVED)
+    issue_receipts(translog)
 
 
 def outcome_of(ledger: Ledger, request: Request) -> Outcome:
@@ -215,6 +228,91 @@ def outcome_of(ledger: Ledger, request: Request) -> Outcome:
         influence_removed_at=erasure.influence_removed_at,
         rebuilt_at=erasure.rebuilt_at,
     )
+
+
+def live_sets(translog: Translog, concerned: Iterable[models.Model], now: datetime) -> list[bytes]:
+    """Return the leaves that list every checkpoint in force of these models; their documents are durable already."""
+    leaves = []
+    for model in concerned:
+        entries = [
+            (c.shard, c.slice, c.recipe, c.file, c.tensors, c.path, c.size)
+            for standing in standings(translog.ledger, model)
+            for c in standing.chain
+        ]
+        leaf, detail = live_set(model.name, entries, stamp(now))
+        keep_detail(translog, detail)
+        leaves.append(leaf)
+    return leaves
+
+
+def _conclude(translog: Translog, plugins: Mapping[str, str], erasure_id: str, now: datetime) -> None:
+    """Record that no influence is left: the outcomes, what is in service now, and a statement for each request."""
+    ledger = translog.ledger
+    erasure = erasures.erasure_by_id(ledger, erasure_id)
+    destroyed = models.destroyed_by(ledger, erasure_id)
+    touched = {dataset_id for dataset_id, _ in erasure.touched}
+    concerned = [model for model in models.models(ledger) if model.dataset_id in touched]
+    names = {dataset.id: dataset.name for dataset in points.datasets(ledger)}
+    outcomes: dict[str, dict[str, Any]] = {}
+    receipts: dict[str, tuple[bytes, Digest]] = {}
+    for request in erasures.requests_of(ledger, erasure_id):
+        assert request.outcome is not None
+        erased = request.outcome["erased"]
+        slices = request.outcome["slices"]
+        seen = _seen_by(destroyed, slices)
+        outcomes[request.id] = {
+            **{name: value for name, value in request.outcome.items() if name != "erased"},
+            "checkpoints": seen,
+        }
+        lost = {(entry["dataset"], entry["shard"]) for entry in slices}
+        mine = [model for model in concerned if names[model.dataset_id] in {dataset for dataset, _ in lost}]
+        payload, detail = erasure_done(
+            ErasureStatement(
+                store_id=translog.store_id,
+                request_id=request.id,
+                erasure_id=erasure_id,
+                asked="point" if request.handle is None else "user",
+                request_leaf=request.leaf,
+                received_at=erasure.received_at,
+                influence_removed_at=stamp(now),
+                user_commitment=request.commitment,
+                erased=erased,
+                slices=[
+                    (e["dataset"], e["shard"], e["slice"], e["points"], e["root_before"] or "", e["root_after"] or "")
+                    for e in slices
+                ],
+                destroyed=[(c["model"], c["shard"], c["slice"], c["recipe"], c["file"], c["tensors"]) for c in seen],
+                serving=[entry for model in mine for entry in _serving(ledger, model)],
+                models=[_model_entry(ledger, model, names[model.dataset_id], lost) for model in mine],
+                plugins=plugins,
+                version=translog.software,
+            )
+        )
+        keep_detail(translog, detail)
+        receipts[request.id] = (payload, detail.digest)
+    leaves = live_sets(translog, concerned, now)
+    erasures.influence_removed(ledger, erasure_id, outcomes, leaves, receipts, now)
+
+
+def _serving(ledger: Ledger, model: models.Model) -> list[tuple[str, int, int, str]]:
+    return [
+        (model.name, s.shard, s.prefix, s.checkpoint.recipe if s.checkpoint else "") for s in standings(ledger, model)
+    ]
+
+
+def _model_entry(
+    ledger: Ledger, model: models.Model, dataset: str, lost: set[tuple[str, int]]
+) -> tuple[str, str, str, str, int, int]:
+    """Return what a receipt says about a model: how much the shards that lost points must train again."""
+    counts = points.counts_of(ledger, model.dataset_id)
+    retrain = scratch = 0
+    for standing in standings(ledger, model):
+        whole = cost_of(model.spec, model.sliceable, counts, standing.shard, standing.slices, 0)
+        scratch += whole
+        if (dataset, standing.shard) in lost:
+            retrain += cost_of(model.spec, model.sliceable, counts, standing.shard, standing.slices, standing.prefix)
+    spec = digest_of_json(model.spec.as_json())
+    return model.name, dataset, spec, replay_class(model.deterministic), retrain, scratch
 
 
 def _doomed(ledger: Ledger, targets: Sequence[Target]) -> dict[Target, list[tuple[Holding, Positions]]]:
@@ -263,8 +361,9 @@ def _mark(ledger: Ledger, storage: Storage, erasure: Erasure, clock: Clock) -> N
             doomed = _doomed(ledger, targets)
             if not _shards(doomed) <= shards:
                 continue
-            marking = _marking(ledger, storage, requests, doomed)
-            if erasures.mark_erased(ledger, erasure.id, marking, clock()):
+            now = clock()
+            marking = _marking(ledger, storage, requests, doomed, now)
+            if erasures.mark_erased(ledger, erasure.id, marking, now):
                 return
 
 
@@ -273,6 +372,7 @@ def _marking(
     storage: Storage,
     requests: Sequence[Request],
     doomed: Mapping[Target, Sequence[tuple[Holding, Positions]]],
+    now: datetime,
 ) -> Marking:
     """Work out what step 3 changes: read the slices concerned once, and sum up what stays and what goes."""
     gone: list[Holding] = []
@@ -295,19 +395,24 @@ def _marking(
     dropped: list[tuple[int, bytes, int]] = []
     roots: list[tuple[int, int, int, Digest]] = []
     slices: dict[Target, list[Touched]] = {target: [] for target in doomed}
-    erased: dict[Target, list[bytes]] = {target: [] for target in doomed}
+    erased: dict[Target, list[tuple[bytes, int, int]]] = {target: [] for target in doomed}
+    sealed: dict[str, list[tuple[int, int, Digest, int]]] = {}
     for (dataset_id, shard, slice_), lots in sorted(by_place.items()):
         dataset = points.dataset_by_id(ledger, dataset_id)
         before = points.roots_of(ledger, dataset_id, shard).get((shard, slice_))
         going = np.concatenate([positions for _, positions in lots])
         staying: list[bytes] = []
-        committed: dict[int, bytes] = {}
+        committed: dict[int, tuple[bytes, int]] = {}
+        ahead = 0
         for segment in points.segments_of(ledger, dataset_id, shard, slice_):
             rows = read_segment(storage, segment)
             out = np.isin(rows.position, going)
             live = ~np.isin(rows.position, unpack(segment.dropped))
             lost = rows.keep(out & live)
-            committed.update(zip(lost.position.tolist(), commitments(ledger, dataset, lost), strict=True))
+            ranks = (ahead + np.flatnonzero(out[live])).tolist()
+            ahead += int(live.sum())
+            marked = zip(commitments(ledger, dataset, lost), ranks, strict=True)
+            committed.update(zip(lost.position.tolist(), marked, strict=True))
             if before is not None:
                 staying.extend(commitments(ledger, dataset, rows.keep(live & ~out)))
             if len(lost):
@@ -315,21 +420,29 @@ def _marking(
         after = None if before is None else root_of_commitments(staying)
         if after is not None:
             roots.append((dataset_id, shard, slice_, after))
+            sealed.setdefault(dataset.name, []).append((shard, slice_, after, len(staying)))
         for target, positions in lots:
-            erased[target].extend(committed[position] for position in positions.tolist())
+            here = len(slices[target])
+            erased[target].extend((*committed[position], here) for position in positions.tolist())
             slices[target].append(Touched(dataset.name, shard, slice_, len(positions), before, after))
     outcomes: dict[str, dict[str, Any]] = {}
     for request in requests:
         target = _target(request)
-        root = root_of_commitments(sorted(erased[target])) if erased[target] else None
+        gone_here = sorted(erased[target])
+        root = root_of_commitments([commitment for commitment, _, _ in gone_here]) if gone_here else None
         outcomes[request.id] = {
-            "points": len(erased[target]),
+            "points": len(gone_here),
             "erased_root": root,
+            "erased": [commitment.hex() for commitment, _, _ in gone_here],
+            # Where each stood, as [slice of the list below, rank in it]: with this an audit can put them back and
+            # see that the slice had the root it had. Nobody need believe it, and it is in no receipt.
+            "places": [[here, rank] for _, rank, here in gone_here],
             "slices": [asdict(touched) for touched in slices[target]],
         }
     shredded = [request.handle for request in requests if request.handle is not None]
     touched = sorted(_shards(doomed))
-    return Marking(dropped, roots, gone, shrunk, shredded, outcomes, touched)
+    leaves = [leaf for name, entries in sealed.items() for leaf in slices_sealed(name, entries, stamp(now))]
+    return Marking(dropped, roots, gone, shrunk, shredded, outcomes, touched, leaves)
 
 
 def _drop(segment: Segment, positions: Positions) -> tuple[int, bytes, int]:
@@ -342,9 +455,12 @@ def _destroy_tainted(
 ) -> None:
     """Step 5 for one constituent: destroy all that is not on its clean prefix."""
     clean = {checkpoint.path for checkpoint in standings(ledger, model, [shard])[0].chain}
-    tainted = [c.id for c in models.checkpoints_of(ledger, model.id, shard) if c.path not in clean]
+    tainted = [c for c in models.checkpoints_of(ledger, model.id, shard) if c.path not in clean]
     destroy_all_but(storage, model.name, shard, clean)
-    models.checkpoints_destroyed(ledger, model.dataset_id, tainted, erasure_id, now)
+    gone = [(c.shard, c.slice, c.recipe, c.file) for c in tainted]
+    leaves = checkpoints_destroyed(model.name, erasure_id, gone, stamp(now))
+    ids = [c.id for c in tainted]
+    models.checkpoints_destroyed(ledger, model.dataset_id, ids, erasure_id, leaves, now)
 
 
 def _seen_by(destroyed: Sequence[Mapping[str, Any]], slices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -7,6 +7,10 @@
     ├── BusyError               another process is at it: try again later
     ├── StorageError            storage or ledger cannot be read or written: disk, rights, network
     ├── DamagedStoreError       stored bytes and the ledger disagree: stop, never repair in passing
+    ├── VerificationError       exit 3: what was shown does not prove what it claims; do not rely on it
+    │   ├── FormatError         not the format it should be: malformed, too large, not canonical
+    │   ├── SignatureError      not signed by whom it should be
+    │   └── InclusionError      not in the log, or not in the same log
     └── PluginError             an installed plugin is at fault; the message names it
         └── BackendError        a backend raised while training or answering; the original is the cause
 
@@ -43,6 +47,24 @@ class StorageError(UnlearndError):
 
 class DamagedStoreError(UnlearndError):
     """Stored bytes and the ledger disagree."""
+
+
+class VerificationError(UnlearndError):
+    """What was shown does not prove what it claims."""
+
+    exit_code = 3
+
+
+class FormatError(VerificationError):
+    """Not the format it should be."""
+
+
+class SignatureError(VerificationError):
+    """Not signed by whom it should be."""
+
+
+class InclusionError(VerificationError):
+    """Not in the log, or not in the same log."""
 
 
 class PluginError(UnlearndError):

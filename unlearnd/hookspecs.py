@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import pluggy
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -151,6 +153,27 @@ class Executor(Protocol):
         ...
 
 
+class Signer(Protocol):
+    """Something that signs: a key file, a key service, a hardware module."""
+
+    @property
+    def public(self) -> bytes:
+        """The raw Ed25519 public key, 32 bytes."""
+        ...
+
+    def sign(self, message: bytes) -> bytes:
+        """Return the Ed25519 signature of `message`."""
+        ...
+
+
+class SignerMaker(Protocol):
+    """Gives the signer of a role (`log` or `receipt`) of the store whose keys are in `folder`."""
+
+    def __call__(self, folder: Path, role: str) -> Signer:
+        """Return the signer; raise an `UnlearndError` where there is none."""
+        ...
+
+
 class PlacementRule(Protocol):
     """A way of deciding where users go. It sees keyed numbers, never other points, counts or order."""
 
@@ -179,6 +202,11 @@ def register_placements(register: Callable[[str, PlacementRule], None]) -> None:
 @hookspec
 def register_executors(register: Callable[[str, Executor], None]) -> None:
     """Bring executors under a name. When, order, return value and errors: as `register_backends`."""
+
+
+@hookspec
+def register_signers(register: Callable[[str, SignerMaker], None]) -> None:
+    """Bring makers of signers under a name. When, order, return value and errors: as `register_backends`."""
 
 
 @hookspec

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import IO
 
@@ -26,12 +27,14 @@ from unlearnd.hookspecs import PlacementRule
 from unlearnd.keys import HANDLE_BYTES, Keys, draw_id, draw_user_keys
 from unlearnd.leases import Clock, hold
 from unlearnd.ledger import Ledger, models, points
+from unlearnd.ledger.connection import stamp
 from unlearnd.ledger.leases import ingest_lease
 from unlearnd.ledger.points import Dataset, Generation, Ingest, NewSegment, Users
 from unlearnd.packing import pack_many
 from unlearnd.placement import numbers_of_points, numbers_of_users
 from unlearnd.slices import Rows, encode_segment, folder_of
 from unlearnd.sources import Batch, Column, as_labels, decide_labels
+from unlearnd.statements import dataset_made
 from unlearnd.steps import Step, reached
 from unlearnd.storage import Storage
 
@@ -120,7 +123,9 @@ def ingest(
                 after = intake.dataset()
                 reached(Step.INGEST_STAGED)
                 entered = Ingest(ingest_id, before, after, generation, intake.segments)
-                dataset = points.commit_ingest(ledger, entered, spool.users(), clock())
+                now = clock()
+                leaves = [_leaf(after, now)] if before is None else []
+                dataset = points.commit_ingest(ledger, entered, spool.users(), leaves, now)
         except BaseException as error:
             # What stops this from tidying up must not hide why it failed; the next ingest tidies up too.
             with suppress(UnlearndError):
@@ -471,6 +476,19 @@ class _Spool:
             strict=True,
         )
         return Users(list(zip(distinct, draw_user_keys(len(distinct)), strict=True)), list(places))
+
+
+def _leaf(dataset: Dataset, now: datetime) -> bytes:
+    return dataset_made(
+        dataset.name,
+        dataset.shards,
+        dataset.unit,
+        dataset.placement,
+        dataset.shape,
+        dataset.dtype,
+        len(dataset.labels),
+        stamp(now),
+    )
 
 
 def _known_labels(before: Dataset | None, layout: Layout) -> tuple[int | str, ...]:

@@ -2,20 +2,40 @@
 
 Two keys live in `keys/` as 64 hexadecimal digits, readable by their owner alone: `placement.key` decides
 where users go, `pepper.key` turns user ids into handles. They are apart because two stores may have to share
-the first (to compare their checkpoints) and never need to share the second.
+the first (to compare their checkpoints) and never need to share the second. Two more sign: `log.key` tree heads,
+`receipt.key` receipts; each is an Ed25519 key in PEM, with its public half beside it. A signer is anything that
+signs bytes and names its public key, so a key service can take their place.
 """
 
+import hashlib
 import hmac
 import os
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from unlearnd.errors import DamagedStoreError, InputError, NotFoundError, RefusedError
+from unlearnd.hookspecs import Signer
 
 HANDLE_BYTES = 16
 KEY_BYTES = 32
+_P = 2**255 - 19
+_EIGHTH = 55188659117513257062467267217118295137698188065244968500265048394206261417927
+# The y coordinates of edwards25519's points of order 4, 1, 2 and 8: a test multiplies them out.
+LOW_ORDER = {0, 1, _P - 1, _EIGHTH, _P - _EIGHTH}
+
+
+@dataclass(frozen=True, repr=False)
+class FileSigner:
+    """A signer whose private key is in a file."""
+
+    public: bytes
+    _private: Any
+
+    def sign(self, message: bytes) -> bytes:
+        return bytes(self._private.sign(message))
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,6 +72,67 @@ def open_keys(folder: Path) -> Keys:
     )
 
 
+ROLES = ("log", "receipt")
+
+
+def create_signer(folder: Path, role: str) -> Signer:
+    """Write a fresh signing key for a role; refuse to overwrite one."""
+    from cryptography.hazmat.primitives import serialization as forms  # heavy
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    private = Ed25519PrivateKey.generate()
+    passphrase = _passphrase()
+    how = forms.BestAvailableEncryption(passphrase) if passphrase else forms.NoEncryption()
+    secret = private.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, how)
+    _write_exclusive(folder / f"{role}.key", secret, 0o600)
+    shown = private.public_key().public_bytes(forms.Encoding.PEM, forms.PublicFormat.SubjectPublicKeyInfo)
+    _write_exclusive(folder / f"{role}.pub", shown, 0o644)
+    return open_signer(folder, role)
+
+
+def open_signer(folder: Path, role: str) -> Signer:
+    """Read the signing key of a role. A key with a passphrase takes it from UNLEARND_KEY_PASSPHRASE."""
+    from cryptography.hazmat.primitives import serialization as forms  # heavy
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    path = folder / f"{role}.key"
+    try:
+        data = path.read_bytes()
+        # A key made before there was a passphrase has none.
+        private = forms.load_pem_private_key(data, _passphrase() if b"ENCRYPTED" in data else None)
+    except FileNotFoundError:
+        raise NotFoundError(f"no key file {path}") from None
+    except (OSError, ValueError, TypeError):
+        raise DamagedStoreError(f"the key file {path} cannot be read, or needs UNLEARND_KEY_PASSPHRASE") from None
+    if not isinstance(private, Ed25519PrivateKey):
+        raise DamagedStoreError(f"the key file {path} does not hold an Ed25519 key")
+    return FileSigner(private.public_key().public_bytes(forms.Encoding.Raw, forms.PublicFormat.Raw), private)
+
+
+def retire_signer(folder: Path, role: str, name: str) -> None:
+    """Move a signing key aside, so that a new one can take its place."""
+    for ending in ("key", "pub"):
+        os.replace(folder / f"{role}.{ending}", folder / f"{role}-{name}.{ending}")
+
+
+def receipt_key_id(public: bytes) -> str:
+    """Return a receipt key's id: SHA-256 of its SubjectPublicKeyInfo."""
+    # RFC 8410: the DER of an Ed25519 public key is this prefix and the key.
+    return hashlib.sha256(bytes.fromhex("302a300506032b6570032100") + public).hexdigest()
+
+
+def check_public_key(public: bytes) -> None:
+    """Raise `InputError` for a public key that must not be registered: of low order, or not canonical."""
+    number = int.from_bytes(public, "little") & ((1 << 255) - 1)
+    if len(public) != 32 or number >= _P or number in LOW_ORDER:
+        raise InputError("the public key is not a proper Ed25519 key: of low order, or not in canonical form")
+
+
+def draw_nonce() -> bytes:
+    """Return 32 fresh random bytes."""
+    return secrets.token_bytes(32)
+
+
 def draw_user_keys(count: int) -> list[bytes]:
     """Return `count` fresh user keys."""
     pool = secrets.token_bytes(KEY_BYTES * count)
@@ -69,14 +150,23 @@ def draw_id() -> str:
 
 
 def _write_key(path: Path, key: bytes) -> None:
+    _write_exclusive(path, key.hex().encode() + b"\n", 0o600)
+
+
+def _write_exclusive(path: Path, data: bytes, mode: int) -> None:
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError:
         raise RefusedError(f"there is a key at {path} already; a key is never overwritten") from None
-    with os.fdopen(handle, "w") as file:
-        file.write(key.hex() + "\n")
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _passphrase() -> bytes | None:
+    given = os.environ.get("UNLEARND_KEY_PASSPHRASE")
+    return given.encode() if given else None
 
 
 def _read_key(path: Path, error: type[InputError] | type[DamagedStoreError]) -> bytes:

@@ -14,7 +14,7 @@ import pluggy
 
 from unlearnd import hookspecs
 from unlearnd.errors import NotFoundError, PluginError
-from unlearnd.hookspecs import Aggregator, Backend, Executor, PlacementRule
+from unlearnd.hookspecs import Aggregator, Backend, Executor, PlacementRule, SignerMaker
 
 GROUP = "unlearnd"
 T = TypeVar("T")
@@ -39,6 +39,7 @@ class Plugins:
     placements: Mapping[str, PlacementRule]
     executors: Mapping[str, Executor]
     aggregators: Mapping[str, Aggregator]
+    signers: Mapping[str, SignerMaker]
 
     def backend(self, name: str) -> Backend:
         """Return the backend of that name or raise `NotFoundError`."""
@@ -47,6 +48,10 @@ class Plugins:
     def executor(self, name: str) -> Executor:
         """Return the executor of that name or raise `NotFoundError`."""
         return _named(self.executors, "executor", name)
+
+    def signer(self, name: str) -> SignerMaker:
+        """Return the maker of signers of that name or raise `NotFoundError`."""
+        return _named(self.signers, "signer", name)
 
     def aggregator(self, name: str) -> Aggregator:
         """Return the aggregator of that name or raise `NotFoundError`."""
@@ -82,7 +87,7 @@ def gather(entries: list[EntryPoint]) -> Plugins:
     for entry in entries:
         _register(manager, entry)
     _check_spelling(manager)
-    shelves = {kind: _Shelf(kind) for kind in ("backend", "placement", "executor", "aggregator")}
+    shelves = {kind: _Shelf(kind) for kind in ("backend", "placement", "executor", "aggregator", "signer")}
     for entry in entries:
         others = [plugin for name, plugin in manager.list_name_plugin() if name != entry.name]
         for kind, shelf in shelves.items():

@@ -30,6 +30,9 @@ class Step(StrEnum):
     ERASE_CHECKPOINTS_DESTROYED = "erase: tainted checkpoints of a shard destroyed"
     ERASE_REMOVED = "erase: no influence left, outcome in the ledger"
     ERASE_REBUILT = "erase: models rebuilt"
+    LOG_SIGNED = "log: a tree head signed"
+    RECEIPT_WRITTEN = "receipt: written, not in the ledger"
+    RECEIPT_ENTERED = "receipt: in the ledger"
 
 
 watcher: Callable[[Step], None] | None = None

@@ -4,8 +4,9 @@ Nothing is decided here. Each method reads top to bottom as what the verb does; 
 calls. Only the surfaces read the clock; a store is given one when it is opened.
 """
 
+import base64
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,27 +18,58 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from unlearnd import __version__
 from unlearnd.build import BuildPlan, Report, Watch, build, build_task, discard_damaged, plan_build
 from unlearnd.checkpoints import standings
 from unlearnd.config import FILE_NAME, Config, read_config, write_config
-from unlearnd.erasure import ErasurePlan, Outcome, Target, carry_out, outcome_of, plan_erasure, record_requests
-from unlearnd.errors import InputError, RefusedError, StorageError, UnlearndError
+from unlearnd.dossier import summary_page
+from unlearnd.erasure import (
+    ErasurePlan,
+    Outcome,
+    Target,
+    carry_out,
+    live_sets,
+    outcome_of,
+    plan_erasure,
+    record_requests,
+)
+from unlearnd.errors import InputError, NotFoundError, RefusedError, StorageError, UnlearndError
 from unlearnd.hookspecs import Task
 from unlearnd.ingest import Added, Layout, check_layout, check_name, ingest
 from unlearnd.keys import create_keys, draw_id, draw_seed, open_keys
 from unlearnd.leases import Clock, hold
-from unlearnd.ledger import Ledger, erasures, models, points
+from unlearnd.ledger import Ledger, erasures, log, models, points
+from unlearnd.ledger.connection import stamp
 from unlearnd.ledger.leases import ingest_lease
+from unlearnd.ledger.log import ReceiptEntry, SigningKey
 from unlearnd.ledger.migrate import migrate
 from unlearnd.ledger.models import Build, Checkpoint, Model
 from unlearnd.ledger.points import Dataset
 from unlearnd.packing import unpack
 from unlearnd.plugins import load_plugins
-from unlearnd.recipes import SCHEDULES, Spec
+from unlearnd.receipts import OPENING_TYPE, canonical
+from unlearnd.recipes import SCHEDULES, Spec, recipes
 from unlearnd.serving import Answers, Evaluation, ServedModel, join_evaluations
 from unlearnd.sources import Batch, Data, read_batches
+from unlearnd.statements import model_declared, models_rebuilt
 from unlearnd.steps import Step, reached
 from unlearnd.storage import Storage
+from unlearnd.translog import (
+    Translog,
+    add_witness,
+    begin,
+    check_signers,
+    detail_path,
+    export,
+    issue_receipts,
+    keep_cosignatures,
+    prove_leaf,
+    receipt_path,
+    revoke_key,
+    rotate_key,
+    sign_head,
+    trust,
+)
 
 DEFAULT_SHARDS = 5
 DEFAULT_SLICES = 10
@@ -54,6 +86,21 @@ class How:
     device: str
 
 
+@dataclass(frozen=True, repr=False)
+class Opening:
+    """A user id and the nonce that opens a receipt's commitment to it. Not shown when printed."""
+
+    request: str
+    user: str
+    nonce: bytes
+
+    def as_bytes(self) -> bytes:
+        """Return the private file that the user gets."""
+        return canonical(
+            {"mediaType": OPENING_TYPE, "requestId": self.request, "user": self.user, "nonce": self.nonce.hex()}
+        )
+
+
 @dataclass(frozen=True)
 class Erased:
     """What an erase did: one outcome per user or point, in the order asked, and the builds that followed."""
@@ -62,6 +109,8 @@ class Erased:
     builds: tuple[Build, ...]
     again: frozenset[str]
     """The requests among the outcomes that had been carried out before."""
+    openings: Mapping[str, "Opening"]
+    """By request: what proves to whom a receipt belongs. For that user alone; the store keeps none of it."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +173,8 @@ class Store:
         self.storage = Storage(_storage_url(folder, config.storage))
         self.storage.check()
         self.plugins = load_plugins()
+        signer = self.plugins.signer(config.signer)
+        self.translog = Translog(self.ledger, self.storage, folder / "keys", config.store_id, __version__, signer)
 
     @classmethod
     def create(
@@ -152,8 +203,11 @@ class Store:
         except BaseException:
             Ledger.discard(_ledger_url(folder, ledger))
             raise
+        config = Config(store_id=draw_id(), ledger=ledger, storage=storage)
+        with cls(folder, config, clock) as store:
+            begin(store.translog, stamp(clock()))
         # Last, because with this file the folder is a store.
-        write_config(folder, Config(store_id=draw_id(), ledger=ledger, storage=storage))
+        write_config(folder, config)
         return cls.open(folder, clock=clock)
 
     @classmethod
@@ -207,7 +261,7 @@ class Store:
         if features is None and known is not None:
             features = _columns_for(known, data)
         batches = read_batches(data, user=user, label=label, group=group, features=features, batch_bytes=16 << 20)
-        return ingest(
+        added = ingest(
             self.ledger,
             self.storage,
             self.keys,
@@ -220,6 +274,8 @@ class Store:
             slices is not None,
             on_progress,
         )
+        sign_head(self.translog)
+        return added
 
     def train(
         self,
@@ -245,7 +301,8 @@ class Store:
         )
         self.finish_erasures()
         built = self._build_one(declared, how, watch)
-        self._note_rebuilt()
+        self._note_rebuilt([built])
+        sign_head(self.translog)
         return built
 
     def declare(
@@ -292,6 +349,8 @@ class Store:
             if known is not None:
                 _check_same(known, data, spec, seed)
                 return known
+            chosen_seed, now = draw_seed() if seed is None else seed, self.clock()
+            first = [(shard, recipes(spec, chosen_seed, shard, [], True)[0]) for shard in range(1, spec.shards + 1)]
             declared = models.declare_model(
                 self.ledger,
                 model,
@@ -299,8 +358,9 @@ class Store:
                 spec,
                 sliceable=learner.sliceable,
                 deterministic=learner.deterministic,
-                seed=draw_seed() if seed is None else seed,
-                now=self.clock(),
+                seed=chosen_seed,
+                leaves=model_declared(model, data.name, spec, chosen_seed, learner.deterministic, first, stamp(now)),
+                now=now,
             )
         reached(Step.TRAIN_DECLARED)
         return declared
@@ -319,7 +379,8 @@ class Store:
         how = self._how(executor, workers, device)
         self.finish_erasures()
         done = [self._build_one(model, how, watch) for model in wanted]
-        self._note_rebuilt()
+        self._note_rebuilt(done)
+        sign_head(self.translog)
         return done
 
     def discard_damaged(self, names: Iterable[str] = ()) -> int:
@@ -382,20 +443,30 @@ class Store:
         workers: int | None = None,
         device: str | None = None,
         watch: Watch | None = None,
+        hand_out: Callable[[Mapping[str, Opening]], None] = lambda openings: None,
     ) -> Erased:
         """Erase users, or single points given as `dataset:position`, from every dataset and model.
 
         When this returns, nothing made from them is left; with `build`, every model is at full strength
         again. A user without data gets an outcome that says so; one erased before, the outcome of then.
+        `hand_out` gets the openings as soon as requests are recorded: whatever fails later, they are not lost.
         """
-        targets = self._targets(users, points)
+        given = [_user(user) for user in ([users] if isinstance(users, str | int) else users)]
+        targets = self._targets(given, points)
+        named: dict[Target, str] = dict(zip(self.keys.handles(given), given, strict=True))
         how = self._how(executor, workers, device)
         if build and device is not None:
             for backend in {model.spec.backend for model in models.models(self.ledger)}:
                 self.plugins.backend(backend).environment(device)
-        new, recorded = self._record(targets)
+        # What cannot be signed is not begun: the statement of an erasure must follow it at once.
+        check_signers(self.translog)
+        openings = self._openings(named)
+        hand_out(openings)
+        new, recorded = self._record(targets, named)
         if recorded:
-            carry_out(self.ledger, self.storage, recorded, self.clock)
+            openings |= self._openings(named)
+            hand_out(openings)
+            carry_out(self.translog, self._versions(), recorded, self.clock)
         builds: list[Build] = []
         if build:
             try:
@@ -406,16 +477,18 @@ class Store:
                     f"the erasure is done and nothing made from the data is left, but the rebuild failed: {error}; "
                     "`unlearnd build` goes on with it"
                 ) from error
-            self._note_rebuilt()
+            self._note_rebuilt(builds)
+            sign_head(self.translog)
         outcomes = self._outcomes(targets)
         known = [outcome.request for target, outcome in zip(targets, outcomes, strict=True) if target not in new]
-        return Erased(outcomes, tuple(builds), frozenset(known))
+        return Erased(outcomes, tuple(builds), frozenset(known), openings)
 
     def finish_erasures(self) -> int:
         """Carry on with erasures that a killed process left undone; return how many there were."""
         unfinished = erasures.unfinished_erasures(self.ledger)
         for left in unfinished:
-            carry_out(self.ledger, self.storage, left.id, self.clock)
+            carry_out(self.translog, self._versions(), left.id, self.clock)
+        issue_receipts(self.translog)
         return len(unfinished)
 
     def where_user(self, user: str | int) -> list[Whereabouts]:
@@ -446,6 +519,91 @@ class Store:
     def plan_build(self, model: str) -> BuildPlan:
         """Return what a build of a model would do."""
         return plan_build(self.ledger, models.model_named(self.ledger, model))
+
+    def receipts(self) -> list[ReceiptEntry]:
+        """Return every receipt of the store, in the order of the log."""
+        return log.receipt_entries(self.ledger)
+
+    def receipt(self, request_id: str) -> bytes:
+        """Return a receipt file."""
+        return self.storage.read(receipt_path(self._receipt(request_id).request_id))
+
+    def export_receipt(self, request_id: str, folder: str | os.PathLike[str]) -> list[str]:
+        """Write the evidence pack of a receipt to a new folder; return the names of its files."""
+        entry = self._receipt(request_id)
+        data = self.receipt(entry.request_id)
+        name = f"{entry.request_id}.receipt.json"
+        command = f"unlearnd verify {name} --trust trust.json --detail detail.json"
+        files = {
+            name: data,
+            "detail.json": self.storage.read(detail_path(entry.detail)),
+            "tree-head.txt": sign_head(self.translog)[1].encode(),
+            "trust.json": trust(self.translog),
+            "receipt.pub": (self.folder / "keys" / "receipt.pub").read_bytes(),
+            "log.pub": (self.folder / "keys" / "log.pub").read_bytes(),
+            "summary.html": summary_page(data, command),
+            "verify.txt": f"{command}\n".encode(),
+        }
+        target = Path(folder)
+        try:
+            target.mkdir(mode=0o700, parents=True)
+            for file, content in files.items():
+                (target / file).write_bytes(content)
+        except FileExistsError:
+            raise RefusedError(f"{target} is there already; name a new folder") from None
+        except OSError as error:
+            raise StorageError(f"{target} cannot be written: {error.strerror}") from error
+        return list(files)
+
+    def log_head(self) -> tuple[int, str]:
+        """Return the newest signed tree head and its size."""
+        return sign_head(self.translog)
+
+    def log_proof(self, index: int) -> str:
+        """Return a proof that a leaf is in the log."""
+        return prove_leaf(self.translog, index)
+
+    def log_consistency(self, old: int, new: int | None = None) -> tuple[int, list[str]]:
+        """Return a size of the log and the proof that `old` leaves are its prefix, in base64."""
+        size = sign_head(self.translog)[0]
+        wanted = size if new is None else new
+        if not 0 < old <= wanted <= size:
+            raise NotFoundError(f"the log has {size} leaves: no proof from {old} to {wanted}")
+        path = log.consistency(self.ledger, old, wanted)
+        return wanted, [base64.b64encode(part).decode() for part in path]
+
+    def export_log(self, target: str) -> int:
+        """Write the log, its documents and receipts to a folder or URL; return its size."""
+        url = target if "://" in target else str(Path(target).absolute())
+        return export(self.translog, Storage(url))
+
+    def signing_keys(self) -> list[SigningKey]:
+        """Return the keys that sign or signed for this store, oldest first."""
+        return log.signing_keys(self.ledger)
+
+    def rotate_key(self, role: str) -> SigningKey:
+        """Put a new signing key in the place of the one in use."""
+        new = rotate_key(self.translog, role, stamp(self.clock()))
+        self.translog = replace(self.translog)
+        return new
+
+    def add_witness(self, key: str, quorum: int) -> None:
+        """Name a witness (a C2SP verifier key) in the trust file, and how many cosignatures a receipt needs."""
+        add_witness(self.translog, key, quorum)
+
+    def keep_cosignatures(self, note: str) -> int:
+        """Keep a cosigned tree head and write the receipts it covers anew with it; return how many."""
+        return keep_cosignatures(self.translog, note)
+
+    def revoke_key(self, key_id: str, since: int) -> None:
+        """Say that a key that is no longer in use does not count from leaf `since` on."""
+        revoke_key(self.translog, key_id, since, stamp(self.clock()))
+
+    def _receipt(self, request_id: str) -> ReceiptEntry:
+        found = [entry for entry in self.receipts() if request_id and entry.request_id.startswith(request_id)]
+        if len(found) != 1:
+            raise NotFoundError(f"{'no' if not found else 'more than one'} receipt begins with '{request_id}'")
+        return found[0]
 
     def status(self) -> Status:
         """Return how everything stands."""
@@ -494,7 +652,18 @@ class Store:
         }
         return [model for model in models.models(self.ledger) if model.dataset_id in touched]
 
-    def _note_rebuilt(self) -> None:
+    def _rebuilt_leaves(self, ready: Sequence[str], builds: Sequence[Build], now: datetime) -> list[bytes]:
+        """Return the statements that follow receipts once models are at full strength, and what is in service."""
+        leaf_of = {entry.request_id: entry.leaf for entry in log.receipt_entries(self.ledger)}
+        trained = [(build.model, build.samples, build.from_scratch) for build in builds]
+        built = {build.model for build in builds if build.checkpoints}
+        leaves = live_sets(self.translog, [m for m in models.models(self.ledger) if m.name in built], now)
+        for erasure_id in ready:
+            receipts = [leaf_of[request.id] for request in erasures.requests_of(self.ledger, erasure_id)]
+            leaves.append(models_rebuilt(erasure_id, receipts, trained, stamp(now)))
+        return leaves
+
+    def _note_rebuilt(self, builds: Sequence[Build]) -> None:
         """Record for each erasure whether every model it touched is back at full strength."""
         complete: dict[int, bool] = {}
         ready = []
@@ -509,7 +678,8 @@ class Store:
             if all(complete[dataset_id] for dataset_id, _ in erasure.touched):
                 ready.append(erasure.id)
         if ready:
-            erasures.rebuilt(self.ledger, ready, self.clock())
+            now = self.clock()
+            erasures.rebuilt(self.ledger, ready, self._rebuilt_leaves(ready, builds, now), now)
             reached(Step.ERASE_REBUILT)
 
     def _targets(self, users: Iterable[str | int], given: Iterable[str]) -> list[Target]:
@@ -523,7 +693,20 @@ class Store:
             raise InputError("nobody to erase: give at least one user or point")
         return list(dict.fromkeys(targets))
 
-    def _record(self, targets: Sequence[Target]) -> tuple[list[Target], str | None]:
+    def _openings(self, named: Mapping[Target, str]) -> dict[str, Opening]:
+        """Return the openings of these users' requests that are not carried out yet."""
+        found = erasures.last_requests(self.ledger, [handle for handle in named if isinstance(handle, bytes)], [])
+        return {
+            request.id: Opening(request.id, named[request.handle], request.nonce)
+            for request in found.values()
+            if request.nonce is not None and request.handle is not None
+        }
+
+    def _versions(self) -> dict[str, str]:
+        """Return the distributions of installed plugins with their versions, as receipts name them."""
+        return {plugin.distribution: plugin.version for plugin in self.plugins.installed}
+
+    def _record(self, targets: Sequence[Target], named: Mapping[Target, str]) -> tuple[list[Target], str | None]:
         """Record a request for each target that is not erased yet; return those, and the erasure's id if any."""
         while True:
             # What others have begun about the same users is carried to its end first: its outcome is theirs.
@@ -531,7 +714,7 @@ class Store:
             new, alive = self._not_erased_yet(targets)
             if not new:
                 return [], None
-            recorded = record_requests(self.ledger, new, self.clock(), alive)
+            recorded = record_requests(self.ledger, new, self.clock(), alive, named)
             if recorded:
                 return new, recorded
 

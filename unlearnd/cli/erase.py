@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from unlearnd.cli.evidence import write_openings
 from unlearnd.cli.options import building, opened, store_option
 from unlearnd.cli.show import build_json, counted, print_json, print_table, times, trained_sentence, watching
 from unlearnd.errors import InputError, NotFoundError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from unlearnd.erasure import ErasurePlan
-    from unlearnd.store import Erased
+    from unlearnd.store import Erased, Opening
 
 
 @click.command()
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 @click.option("--column", metavar="COL", help="The file is a CSV, and this column has the users.")
 @click.option("--point", "points", multiple=True, metavar="ID", help="A single point, as dataset:position; repeat it.")
 @click.option("--dry-run", is_flag=True, help="Show what would happen; change nothing.")
+@click.option(
+    "--openings", metavar="DIR", help="Write each user's opening there: private files that prove whose a receipt is."
+)
 @click.option("--no-build", is_flag=True, help="Do not rebuild now; models answer from their clean prefixes.")
 @building
 @store_option
@@ -30,6 +36,7 @@ def erase(
     column: str | None,
     points: tuple[str, ...],
     dry_run: bool,
+    openings: str | None,
     no_build: bool,
     workers: int | None,
     executor: str | None,
@@ -61,6 +68,7 @@ def erase(
                 workers=workers,
                 device=device,
                 watch=watch,
+                hand_out=lambda found: _hand_out(openings, found),
             )
         left = sum(model.samples_missing for model in store.status().models) if no_build else 0
     if as_json:
@@ -72,6 +80,11 @@ def erase(
         )
     else:
         _print_erased(erased, no_build, left)
+
+
+def _hand_out(folder: str | None, openings: "Mapping[str, Opening]") -> None:
+    if folder:
+        write_openings(folder, {name: opening.as_bytes() for name, opening in openings.items()})
 
 
 def _print_plan(plan: "ErasurePlan") -> None:

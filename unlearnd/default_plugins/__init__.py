@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from unlearnd.hookspecs import Aggregator, Backend, Executor, PlacementRule, hookimpl
+from unlearnd.hookspecs import Aggregator, Backend, Executor, PlacementRule, SignerMaker, hookimpl
 
 
 @hookimpl
@@ -25,6 +25,13 @@ def register_executors(register: Callable[[str, Executor], None]) -> None:
 
     register("serial", run_serial)
     register("processes", run_processes)
+
+
+@hookimpl
+def register_signers(register: Callable[[str, SignerMaker], None]) -> None:
+    from unlearnd.keys import open_signer
+
+    register("file", open_signer)
 
 
 @hookimpl

@@ -20,7 +20,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlmodel import SQLModel
 
 from unlearnd.errors import DamagedStoreError, InputError, NotFoundError, RefusedError, StorageError
-from unlearnd.ledger.tables import SCHEMA
+from unlearnd.ledger.tables import SCHEMA, TRIGGERS
 
 _BUSY_SECONDS = 60
 
@@ -66,6 +66,8 @@ class Ledger:
             raise StorageError(f"the ledger {ledger._path} cannot be made: {error.strerror}") from None
         with ledger.write() as connection:
             SQLModel.metadata.create_all(connection)
+            for trigger in TRIGGERS:
+                connection.exec_driver_sql(trigger)
             connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)")
             connection.exec_driver_sql("INSERT INTO alembic_version VALUES (?)", (SCHEMA,))
         return ledger

@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 
 from unlearnd.digests import Digest
 from unlearnd.ledger.connection import Ledger, many, stamp
+from unlearnd.ledger.log import append
 from unlearnd.ledger.points import Holding, select_many
 
 
@@ -22,6 +23,11 @@ class Request:
     handle: bytes | None
     dataset: str | None
     position: int | None
+    leaf: int
+    """The leaf that says it was received."""
+    commitment: str | None
+    nonce: bytes | None
+    """None once it was handed out, or for a point."""
     outcome: Mapping[str, Any] | None
     """None until the points are marked; complete once the erasure's influence is removed."""
 
@@ -55,29 +61,41 @@ class Marking:
     outcomes: Mapping[str, Mapping[str, Any]]
     """By request id."""
     touched: Sequence[tuple[int, int]]
+    leaves: Sequence[bytes]
+    """What the log says of the new roots."""
 
 
 _ERASURE = "SELECT id, received_at, marked_at, influence_removed_at, rebuilt_at, touched FROM erasure"
-_REQUEST = "SELECT id, erasure_id, handle, dataset, position, outcome FROM request"
+_REQUEST = "SELECT id, erasure_id, handle, dataset, position, leaf, commitment, nonce, outcome FROM request"
 
 
 def record_erasure(
-    ledger: Ledger, erasure_id: str, requests: Sequence[Request], alive: Iterable[bytes], now: datetime
+    ledger: Ledger,
+    erasure_id: str,
+    requests: Sequence[Request],
+    alive: Iterable[bytes],
+    leaves: Sequence[bytes],
+    now: datetime,
 ) -> bool:
-    """Record requests to be carried out together; `alive` are the users among them that had data just now.
+    """Record requests to be carried out together, with a leaf for each; `alive` are the users that had data just now.
 
     Record nothing and return False when another process is at one of them, or was since: look again then.
     """
     with ledger.write() as connection:
         if _overtaken(connection, requests, set(alive)):
             return False
+        first = append(connection, leaves)
         connection.exec_driver_sql(
             "INSERT INTO erasure (id, received_at, touched) VALUES (?, ?, '[]')", (erasure_id, stamp(now))
         )
         many(
             connection,
-            "INSERT INTO request (id, erasure_id, number, handle, dataset, position) VALUES (?, ?, ?, ?, ?, ?)",
-            [(r.id, erasure_id, n, r.handle, r.dataset, r.position) for n, r in enumerate(requests)],
+            "INSERT INTO request (id, erasure_id, number, handle, dataset, position, leaf, commitment, nonce) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                (r.id, erasure_id, n, r.handle, r.dataset, r.position, first + n, r.commitment, r.nonce)
+                for n, r in enumerate(requests)
+            ],
         )
     return True
 
@@ -111,6 +129,12 @@ def requests_of(ledger: Ledger, erasure_id: str) -> list[Request]:
         return [_request(row) for row in rows]
 
 
+def all_requests(ledger: Ledger) -> list[Request]:
+    """Return every request in the order they were received."""
+    with ledger.read() as connection:
+        return [_request(row) for row in connection.exec_driver_sql(f"{_REQUEST} ORDER BY leaf, id")]
+
+
 def last_requests(
     ledger: Ledger, handles: Iterable[bytes], points: Iterable[tuple[str, int]]
 ) -> dict[bytes | tuple[str, int], Request]:
@@ -141,6 +165,7 @@ def mark_erased(ledger: Ledger, erasure_id: str, marking: Marking, now: datetime
         held = select_many(connection, "SELECT count(*) FROM holding WHERE handle", marking.shredded)
         if sum(row[0] for row in held) > sum(holding.handle in set(marking.shredded) for holding in marking.gone):
             return False
+        append(connection, marking.leaves)
         many(
             connection,
             "UPDATE segment SET dropped = ?, live = ? WHERE id = ?",
@@ -188,13 +213,28 @@ def mark_erased(ledger: Ledger, erasure_id: str, marking: Marking, now: datetime
 
 
 def influence_removed(
-    ledger: Ledger, erasure_id: str, outcomes: Mapping[str, Mapping[str, Any]], now: datetime
+    ledger: Ledger,
+    erasure_id: str,
+    outcomes: Mapping[str, Mapping[str, Any]],
+    leaves: Sequence[bytes],
+    receipts: Mapping[str, tuple[bytes, Digest]],
+    now: datetime,
 ) -> None:
-    """Record that nothing made from the erased points is left, with the complete outcomes."""
+    """Record that nothing made from the erased points is left: complete outcomes, and each request's statement.
+
+    `receipts` has by request the statement and the digest of its detail. The nonces go: they were for the users.
+    """
     with ledger.write() as connection:
+        append(connection, leaves)
+        first = append(connection, [payload for payload, _ in receipts.values()])
         many(
             connection,
-            "UPDATE request SET outcome = ? WHERE id = ?",
+            "INSERT INTO receipt (request_id, leaf, detail) VALUES (?, ?, ?)",
+            [(request_id, first + n, detail) for n, (request_id, (_, detail)) in enumerate(receipts.items())],
+        )
+        many(
+            connection,
+            "UPDATE request SET outcome = ?, nonce = NULL WHERE id = ?",
             [(json.dumps(outcome), request_id) for request_id, outcome in outcomes.items()],
         )
         connection.exec_driver_sql(
@@ -203,9 +243,10 @@ def influence_removed(
         )
 
 
-def rebuilt(ledger: Ledger, erasure_ids: Iterable[str], now: datetime) -> None:
+def rebuilt(ledger: Ledger, erasure_ids: Iterable[str], leaves: Sequence[bytes], now: datetime) -> None:
     """Record that every model was back at full strength after these erasures."""
     with ledger.write() as connection:
+        append(connection, leaves)
         many(
             connection,
             "UPDATE erasure SET rebuilt_at = ? WHERE id = ? AND rebuilt_at IS NULL",

@@ -10,6 +10,7 @@ from unlearnd.digests import Digest
 from unlearnd.errors import BusyError, NotFoundError
 from unlearnd.ledger.connection import Ledger, many, stamp
 from unlearnd.ledger.leases import build_lease
+from unlearnd.ledger.log import append
 from unlearnd.recipes import Spec
 
 
@@ -101,6 +102,7 @@ def declare_model(
     sliceable: bool,
     deterministic: bool,
     seed: int,
+    leaves: Sequence[bytes],
     now: datetime,
 ) -> Model:
     """Record a model under a name that is free; its seed is fixed from here on, and so are the slices it has.
@@ -108,6 +110,7 @@ def declare_model(
     Slices that still take points are closed in the same transaction. The dataset's ingest lease must be held.
     """
     with ledger.write() as connection:
+        append(connection, leaves)
         connection.exec_driver_sql(
             "UPDATE generation SET sealed_at = ? WHERE dataset_id = ? AND sealed_at IS NULL", (stamp(now), dataset_id)
         )
@@ -132,6 +135,7 @@ def enter_checkpoints(
     written: Sequence[NewCheckpoint],
     environment: Mapping[str, str],
     lease_holder: str,
+    leaves: Sequence[bytes],
     now: datetime,
 ) -> None:
     """Enter checkpoints whose bytes are durable.
@@ -146,6 +150,7 @@ def enter_checkpoints(
             ).scalar()
             if holder != lease_holder:
                 raise BusyError(f"another process took over shard {shard} of the model '{model.name}'")
+        append(connection, leaves)
         many(
             connection,
             "INSERT INTO checkpoint (model_id, shard, slice, recipe, file, tensors, path, size, samples, seconds, "
@@ -173,10 +178,16 @@ def enter_checkpoints(
 
 
 def checkpoints_destroyed(
-    ledger: Ledger, dataset_id: int, ids: Iterable[int], erasure_id: str | None, now: datetime
+    ledger: Ledger,
+    dataset_id: int,
+    ids: Iterable[int],
+    erasure_id: str | None,
+    leaves: Sequence[bytes],
+    now: datetime,
 ) -> None:
     """Record that the bytes of these checkpoints are gone, and by which erasure."""
     with ledger.write() as connection:
+        append(connection, leaves)
         many(
             connection,
             "UPDATE checkpoint SET destroyed_at = ?, destroyed_by = ? WHERE id = ?",

@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from unlearnd.digests import Digest
 from unlearnd.errors import BusyError, NotFoundError
 from unlearnd.ledger.connection import Ledger, many, stamp
+from unlearnd.ledger.log import append
 from unlearnd.packing import unpack_flat
 
 _MANY = 500
@@ -197,9 +198,12 @@ def forget_ingest(ledger: Ledger, ingest_id: str) -> None:
         connection.exec_driver_sql("DELETE FROM ingest WHERE id = ? AND committed_at IS NULL", (ingest_id,))
 
 
-def commit_ingest(ledger: Ledger, ingest: Ingest, users: Iterable[Users], now: datetime) -> Dataset:
+def commit_ingest(
+    ledger: Ledger, ingest: Ingest, users: Iterable[Users], leaves: Sequence[bytes], now: datetime
+) -> Dataset:
     """Enter an ingest in one transaction; `users` comes in portions so that memory stays small."""
     with ledger.write() as connection:
+        append(connection, leaves)
         dataset_id = _enter_dataset(connection, ingest, now)
         connection.exec_driver_sql(
             "INSERT OR IGNORE INTO generation (dataset_id, number, first_slice, slices) VALUES (?, ?, ?, ?)",
@@ -271,9 +275,10 @@ def roots_of(ledger: Ledger, dataset_id: int, shard: int | None = None) -> dict[
         return {(row[0], row[1]): Digest(row[2]) for row in connection.exec_driver_sql(sql, values)}
 
 
-def enter_roots(ledger: Ledger, dataset_id: int, shard: int, roots: dict[int, Digest]) -> None:
+def enter_roots(ledger: Ledger, dataset_id: int, shard: int, roots: dict[int, Digest], leaves: Sequence[bytes]) -> None:
     """Record the roots of slices that had none."""
     with ledger.write() as connection:
+        append(connection, leaves)
         many(
             connection,
             "INSERT OR IGNORE INTO slice (dataset_id, shard, slice, root) VALUES (?, ?, ?, ?)",

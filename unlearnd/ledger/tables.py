@@ -13,6 +13,14 @@ from sqlmodel import Field, SQLModel
 SCHEMA = "0001"
 """The newest migration; a store whose `alembic_version` differs is not opened."""
 
+TRIGGERS = tuple(
+    f"CREATE TRIGGER {table}_{verb.lower()} BEFORE {verb} ON {table} "
+    f"BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END"
+    for table in ("leaf", "node")
+    for verb in ("UPDATE", "DELETE")
+)
+"""A seat belt, not evidence: whoever holds the database can drop them, and the tree heads then show it."""
+
 _CLUSTERED: dict[str, Any] = {"sqlite_with_rowid": False}
 
 
@@ -182,6 +190,12 @@ class RequestRow(SQLModel, table=True):
     handle: bytes | None = Field(default=None, sa_column=Column(LargeBinary, nullable=True))
     dataset: str | None = None
     position: int | None = Field(default=None, sa_type=BigInteger)
+    leaf: int = Field(default=0, sa_type=BigInteger)
+    """The leaf that says it was received."""
+    commitment: str | None = None
+    """To the user id, with the nonce below: what the receipt says about whose it is."""
+    nonce: bytes | None = Field(default=None, sa_column=Column(LargeBinary, nullable=True))
+    """Handed to the user with the receipt, then destroyed."""
     outcome: str | None = None
 
 
@@ -192,3 +206,47 @@ class LeaseRow(SQLModel, table=True):
     expires: float
     wanted: bool = False
     """Somebody with a better claim is waiting: let go at the next chance."""
+
+
+class LeafRow(SQLModel, table=True):
+    """What happened, in order. Never changed: a trigger refuses it."""
+
+    __tablename__ = "leaf"
+    number: int = Field(primary_key=True, sa_type=BigInteger)
+    body: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+
+
+class NodeRow(SQLModel, table=True):
+    """Hashes of perfect subtrees of the log; level 0 are the leaves'."""
+
+    __tablename__ = "node"
+    __table_args__: ClassVar[Any] = (_CLUSTERED,)
+    level: int = Field(primary_key=True)
+    number: int = Field(primary_key=True, sa_type=BigInteger)
+    hash: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+
+
+class TreeHeadRow(SQLModel, table=True):
+    __tablename__ = "tree_head"
+    size: int = Field(primary_key=True, sa_type=BigInteger)
+    note: str
+
+
+class SigningKeyRow(SQLModel, table=True):
+    """A public key and the indexes at which it counts."""
+
+    __tablename__ = "signing_key"
+    key_id: str = Field(primary_key=True)
+    role: str
+    public: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+    since: int = Field(sa_type=BigInteger)
+    until: int | None = Field(default=None, sa_type=BigInteger)
+
+
+class ReceiptRow(SQLModel, table=True):
+    __tablename__ = "receipt"
+    request_id: str = Field(primary_key=True, foreign_key="request.id")
+    leaf: int = Field(sa_type=BigInteger)
+    detail: str
+    key_id: str | None = None
+    """The key that signed it; None until the receipt is written."""

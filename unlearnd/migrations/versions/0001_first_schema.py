@@ -61,12 +61,41 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_table(
+        "leaf",
+        sa.Column("number", sa.BigInteger(), nullable=False),
+        sa.Column("body", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("number"),
+    )
+    op.create_table(
         "lease",
         sa.Column("name", sa.String(), nullable=False),
         sa.Column("holder", sa.String(), nullable=False),
         sa.Column("expires", sa.Float(), nullable=False),
         sa.Column("wanted", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint("name"),
+    )
+    op.create_table(
+        "node",
+        sa.Column("level", sa.Integer(), nullable=False),
+        sa.Column("number", sa.BigInteger(), nullable=False),
+        sa.Column("hash", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("level", "number"),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "signing_key",
+        sa.Column("key_id", sa.String(), nullable=False),
+        sa.Column("role", sa.String(), nullable=False),
+        sa.Column("public", sa.LargeBinary(), nullable=False),
+        sa.Column("since", sa.BigInteger(), nullable=False),
+        sa.Column("until", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("key_id"),
+    )
+    op.create_table(
+        "tree_head",
+        sa.Column("size", sa.BigInteger(), nullable=False),
+        sa.Column("note", sa.String(), nullable=False),
+        sa.PrimaryKeyConstraint("size"),
     )
     op.create_table(
         "users",
@@ -114,6 +143,9 @@ def upgrade() -> None:
         sa.Column("handle", sa.LargeBinary(), nullable=True),
         sa.Column("dataset", sa.String(), nullable=True),
         sa.Column("position", sa.BigInteger(), nullable=True),
+        sa.Column("leaf", sa.BigInteger(), nullable=False),
+        sa.Column("commitment", sa.String(), nullable=True),
+        sa.Column("nonce", sa.LargeBinary(), nullable=True),
         sa.Column("outcome", sa.String(), nullable=True),
         sa.ForeignKeyConstraint(
             ["erasure_id"],
@@ -202,3 +234,22 @@ def upgrade() -> None:
     )
     with op.batch_alter_table("checkpoint", schema=None) as batch_op:
         batch_op.create_index("checkpoint_place", ["model_id", "shard", "slice"], unique=False)
+
+    op.create_table(
+        "receipt",
+        sa.Column("request_id", sa.String(), nullable=False),
+        sa.Column("leaf", sa.BigInteger(), nullable=False),
+        sa.Column("detail", sa.String(), nullable=False),
+        sa.Column("key_id", sa.String(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["request_id"],
+            ["request.id"],
+        ),
+        sa.PrimaryKeyConstraint("request_id"),
+    )
+    for table in ("leaf", "node"):
+        for verb in ("UPDATE", "DELETE"):
+            op.execute(
+                f"CREATE TRIGGER {table}_{verb.lower()} BEFORE {verb} ON {table} "
+                "BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END"
+            )

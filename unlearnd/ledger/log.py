@@ -1,0 +1,163 @@
+"""The log's tables: leaves, hashes of perfect subtrees, tree heads, keys, receipts.
+
+`append` runs inside the transaction of the event it records, so that what happened and what the log says can
+never part. A tree head is signed only after that transaction is durable.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from unlearnd.ledger.connection import Ledger, many
+from unlearnd.merkle import Node, grow, leaf_hash, prove_consistency, prove_inclusion, root_at
+
+
+@dataclass(frozen=True)
+class SigningKey:
+    """A public key that signs for this store, and the indexes at which it counts: since ≤ index < until."""
+
+    key_id: str
+    role: str
+    public: bytes
+    since: int
+    until: int | None
+
+
+@dataclass(frozen=True)
+class ReceiptEntry:
+    """Where a receipt's statement is in the log."""
+
+    request_id: str
+    leaf: int
+    detail: str
+    key_id: str | None
+
+
+def append(connection: Connection, payloads: Sequence[bytes]) -> int:
+    """Append leaves within a transaction that writes; return the index of the first."""
+    size = size_of(connection)
+    if payloads:
+        many(
+            connection,
+            "INSERT INTO leaf (number, body) VALUES (?, ?)",
+            [(size + place, payload) for place, payload in enumerate(payloads)],
+        )
+        grown = grow(size, map(leaf_hash, payloads), _node(connection))
+        many(connection, "INSERT INTO node (level, number, hash) VALUES (?, ?, ?)", grown)
+    return size
+
+
+def size_of(connection: Connection) -> int:
+    """Return the number of leaves."""
+    return int(connection.exec_driver_sql("SELECT coalesce(max(number) + 1, 0) FROM leaf").scalar_one())
+
+
+def append_alone(ledger: Ledger, payloads: Sequence[bytes]) -> int:
+    """Append leaves that record nothing else in the ledger; return the index of the first."""
+    with ledger.write() as connection:
+        return append(connection, payloads)
+
+
+def size_and_root(ledger: Ledger) -> tuple[int, bytes]:
+    """Return how many leaves are durable, and their root."""
+    with ledger.read() as connection:
+        size = size_of(connection)
+        return size, root_at(size, _node(connection))
+
+
+def root_of_first(ledger: Ledger, size: int) -> bytes:
+    """Return the root of the first `size` leaves."""
+    with ledger.read() as connection:
+        return root_at(size, _node(connection))
+
+
+def leaves(ledger: Ledger, begin: int, end: int) -> list[bytes]:
+    """Return the leaves `begin` … `end - 1`."""
+    sql = "SELECT body FROM leaf WHERE number >= ? AND number < ? ORDER BY number"
+    with ledger.read() as connection:
+        return [bytes(row[0]) for row in connection.exec_driver_sql(sql, (begin, end))]
+
+
+def hashes(ledger: Ledger, level: int, begin: int, end: int) -> list[bytes]:
+    """Return the hashes of perfect subtrees at a level."""
+    sql = "SELECT hash FROM node WHERE level = ? AND number >= ? AND number < ? ORDER BY number"
+    with ledger.read() as connection:
+        return [bytes(row[0]) for row in connection.exec_driver_sql(sql, (level, begin, end))]
+
+
+def inclusion(ledger: Ledger, index: int, size: int) -> list[bytes]:
+    """Return the audit path of a leaf."""
+    with ledger.read() as connection:
+        return prove_inclusion(index, size, _node(connection))
+
+
+def consistency(ledger: Ledger, old: int, new: int) -> list[bytes]:
+    """Return the proof that the log of `old` leaves is a prefix of that of `new`."""
+    with ledger.read() as connection:
+        return prove_consistency(old, new, _node(connection))
+
+
+def keep_head(ledger: Ledger, size: int, note: str) -> None:
+    """Keep a signed tree head; one that was signed again for the same size replaces it."""
+    with ledger.write() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO tree_head (size, note) VALUES (?, ?) ON CONFLICT (size) DO UPDATE SET note = excluded.note",
+            (size, note),
+        )
+
+
+def newest_head(ledger: Ledger) -> tuple[int, str] | None:
+    """Return the newest signed tree head and its size."""
+    with ledger.read() as connection:
+        row = connection.exec_driver_sql("SELECT size, note FROM tree_head ORDER BY size DESC LIMIT 1").one_or_none()
+    return (row[0], row[1]) if row else None
+
+
+def all_heads(ledger: Ledger) -> list[tuple[int, str]]:
+    """Return every signed tree head kept, with its size, oldest first."""
+    with ledger.read() as connection:
+        rows = connection.exec_driver_sql("SELECT size, note FROM tree_head ORDER BY size")
+        return [(row[0], row[1]) for row in rows]
+
+
+def signing_keys(ledger: Ledger, role: str | None = None) -> list[SigningKey]:
+    """Return the keys that sign or signed for this store, oldest first."""
+    sql = "SELECT key_id, role, public, since, until FROM signing_key ORDER BY since, key_id"
+    with ledger.read() as connection:
+        found = [SigningKey(**row._mapping) for row in connection.exec_driver_sql(sql)]
+    return [key for key in found if role in (None, key.role)]
+
+
+def add_key(connection: Connection, key: SigningKey) -> None:
+    """Record a key within a transaction that also appends its leaf."""
+    connection.exec_driver_sql(
+        "INSERT INTO signing_key (key_id, role, public, since, until) VALUES (?, ?, ?, ?, ?)",
+        (key.key_id, key.role, key.public, key.since, key.until),
+    )
+
+
+def end_key(connection: Connection, key_id: str, until: int) -> None:
+    """Record that a key no longer counts from `until` on."""
+    connection.exec_driver_sql("UPDATE signing_key SET until = ? WHERE key_id = ?", (until, key_id))
+
+
+def receipt_entries(ledger: Ledger) -> list[ReceiptEntry]:
+    """Return where every receipt's statement is, in order."""
+    sql = "SELECT request_id, leaf, detail, key_id FROM receipt ORDER BY leaf"
+    with ledger.read() as connection:
+        return [ReceiptEntry(**row._mapping) for row in connection.exec_driver_sql(sql)]
+
+
+def receipt_written(ledger: Ledger, request_id: str, key_id: str) -> None:
+    """Record that a receipt is signed and durable."""
+    with ledger.write() as connection:
+        connection.exec_driver_sql("UPDATE receipt SET key_id = ? WHERE request_id = ?", (key_id, request_id))
+
+
+def _node(connection: Connection) -> Node:
+    def node(level: int, index: int) -> bytes:
+        row = connection.exec_driver_sql("SELECT hash FROM node WHERE level = ? AND number = ?", (level, index))
+        return bytes(row.scalar_one())
+
+    return node

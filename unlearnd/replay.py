@@ -1,0 +1,110 @@
+"""Train a step again and say what came out, leaving the store as it is.
+
+A step is replayed from what its recipe names: the state before (the initial one, or the checkpoint before it in the
+chain), the rows behind the slice roots, the seed. Everything happens in memory.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unlearnd.checkpoints import encode_state, read_state
+from unlearnd.digests import Digest
+from unlearnd.errors import BackendError, DamagedStoreError, UnlearndError
+from unlearnd.hookspecs import Backend, Job, Points, State
+from unlearnd.ledger import Ledger
+from unlearnd.ledger.models import Checkpoint, Model
+from unlearnd.ledger.points import Dataset
+from unlearnd.recipes import epochs_at, step_seed
+from unlearnd.slices import commitments, read_slices, root_of_commitments
+from unlearnd.storage import Storage
+
+
+@dataclass(frozen=True)
+class ShardRows:
+    """The live rows of a shard, slice after slice."""
+
+    x: NDArray[Any]
+    y: NDArray[np.int64]
+    ends: Sequence[int]
+    """Where slice r ends; slice 1 begins at `ends[0]`, which is 0."""
+    roots: Sequence[str]
+    """The root over each slice's rows, computed from them."""
+
+
+def draw(root: bytes, recipes: Iterable[str], count: int) -> list[str]:
+    """Return `count` of the recipes, picked by the log's root: nobody chooses, and anybody can draw the same again."""
+
+    def rank(recipe: str) -> bytes:
+        return hashlib.sha256(b"unlearnd/replay/v1\n" + root + bytes.fromhex(recipe)).digest()
+
+    return sorted(set(recipes), key=rank)[:count]
+
+
+def differences(recorded: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    """Return the entries in which two environments differ, each with both values."""
+    return [
+        f"{name} ({recorded.get(name, 'none')} then, {here.get(name, 'none')} here)"
+        for name in sorted({*recorded, *here})
+        if recorded.get(name) != here.get(name)
+    ]
+
+
+def read_shard(ledger: Ledger, storage: Storage, dataset: Dataset, model: Model, shard: int, slices: int) -> ShardRows:
+    """Return the rows of slices 1…`slices` of a shard, and what they are committed to."""
+    found = read_slices(ledger, storage, dataset, shard)
+    classes = {label: index for index, label in enumerate(model.spec.classes)}
+    class_of = np.array([classes.get(label, -1) for label in dataset.labels], np.int64)
+    ordered = [rows for slice_ in range(1, slices + 1) for rows in found.get(slice_, ())]
+    counts = [sum(map(len, found.get(slice_, ()))) for slice_ in range(1, slices + 1)]
+    x = np.concatenate([r.x for r in ordered]) if ordered else np.empty((0, *dataset.shape), dataset.dtype)
+    labels = np.concatenate([r.label for r in ordered]) if ordered else np.empty(0, np.int32)
+    roots = [
+        root_of_commitments([c for rows in found.get(slice_, ()) for c in commitments(ledger, dataset, rows)])
+        for slice_ in range(1, slices + 1)
+    ]
+    return ShardRows(x, class_of[labels], [0, *np.cumsum(counts).tolist()], roots)
+
+
+def train_again(
+    storage: Storage,
+    backend: Backend,
+    model: Model,
+    shard: int,
+    slice_: int,
+    parent: Checkpoint | None,
+    rows: ShardRows,
+    device: str,
+) -> Digest:
+    """Return the `tensors` digest that a step gives when it is trained again from `parent`, or from nothing."""
+    spec = model.spec
+    begin, end = rows.ends[slice_ - 1], rows.ends[slice_]
+    try:
+        if parent is not None:
+            state: State = read_state(storage, parent)
+        else:
+            state = backend.initial_state(spec.settings, spec.shape, len(spec.classes), step_seed(model.seed, shard, 0))
+        # A slice without points passes the state on; a shard trained whole needs any points at all.
+        if end and (begin != end or not model.sliceable):
+            epochs = epochs_at(spec, slice_) if model.sliceable else spec.epochs
+            job = Job(state, Points(rows.x[:end], rows.y[:end]), epochs, step_seed(model.seed, shard, slice_))
+            state = backend.train(spec.settings, job, device, lambda count: None)
+    except UnlearndError:
+        raise
+    except Exception as error:
+        raise BackendError(
+            f"backend '{backend.name}' failed at shard {shard}, slice {slice_} of model '{model.name}': "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return encode_state(state).tensors
+
+
+def check_committed(rows: ShardRows, roots: Sequence[str], shard: int, slice_: int) -> None:
+    """Raise `DamagedStoreError` unless slices 1…`slice_` hold the rows that the log committed to."""
+    for number, (now, logged) in enumerate(zip(rows.roots[:slice_], roots[:slice_], strict=True), start=1):
+        if now != logged:
+            raise DamagedStoreError(f"the rows of shard {shard}, slice {number} are not those the log committed to")

@@ -1,0 +1,216 @@
+"""What each kind of leaf says: from our values to payloads, as docs/reference/evidence.md lays them down."""
+
+import hmac
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from unlearnd.digests import Digest, digest_of_json
+from unlearnd.merkle import root_of
+from unlearnd.receipts import Detail, canonical, make_payload, make_payloads, root_of_lines, to_the_minute
+from unlearnd.recipes import Spec
+
+SOFTWARE = "unlearnd"
+DAYS = 30
+"""How long a request may take where no policy says otherwise."""
+CLAIMS = ("training-data", "checkpoints", "ledger")
+NOT_CLAIMED = ("copies-outside-store", "backups", "other-users-data")
+
+
+@dataclass(frozen=True)
+class ErasureStatement:
+    """All that a receipt says, before it is canonical bytes."""
+
+    store_id: str
+    request_id: str
+    erasure_id: str
+    asked: str
+    request_leaf: int
+    received_at: str
+    influence_removed_at: str
+    user_commitment: str | None
+    erased: Sequence[str]
+    """Commitments of the erased points, sorted."""
+    slices: Sequence[tuple[str, int, int, int, str, str]]
+    """(dataset, shard, slice, points, root before, root after); empty text where there was no root."""
+    destroyed: Sequence[tuple[str, int, int, str, str, str]]
+    """(model, shard, slice, recipe, file, tensors)."""
+    serving: Sequence[tuple[str, int, int, str]]
+    """(model, shard, slices in service, recipe) of every constituent of the models concerned."""
+    models: Sequence[tuple[str, str, str, str, int, int]]
+    """(model, dataset, spec digest, replay, samples to retrain, samples from scratch)."""
+    plugins: Mapping[str, str]
+    version: str
+
+
+def origin_of(store_id: str) -> str:
+    """Return the name of a store's log."""
+    return f"unlearnd.dev/log/{store_id}"
+
+
+def due_after(received_at: str) -> str:
+    """Return when a request received then is due."""
+    received = datetime.strptime(received_at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    return (received + timedelta(days=DAYS)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def commit_to_user(nonce: bytes, user: str) -> str:
+    """Return the commitment by which a user can later show that a receipt is theirs."""
+    return hmac.digest(nonce, b"unlearnd/user/v1\n" + user.encode(), "sha256").hex()
+
+
+def genesis(store_id: str, version: str, at: str) -> bytes:
+    """Return the first leaf of a log."""
+    software = {"name": SOFTWARE, "version": version}
+    predicate = {"storeId": store_id, "origin": origin_of(store_id), "createdAt": to_the_minute(at)}
+    return make_payload("genesis", {**predicate, "software": software})
+
+
+def key_changed(role: str, action: str, key_id: str, public: str, at: str, since: int | None = None) -> bytes:
+    """Return the leaf that adds or revokes a key; `public` is base64."""
+    predicate: dict[str, Any] = {"role": role, "action": action, "keyId": key_id, "publicKey": public}
+    if since is not None:
+        predicate["since"] = since
+    return make_payload("key", {**predicate, "at": to_the_minute(at)})
+
+
+def dataset_made(
+    name: str, shards: int, unit: str, placement: str, shape: Sequence[int], dtype: str, classes: int, at: str
+) -> bytes:
+    """Return the leaf of a new dataset."""
+    return make_payload(
+        "dataset",
+        {
+            "dataset": name,
+            "shards": shards,
+            "unit": unit,
+            "placement": placement,
+            "shape": list(shape),
+            "dtype": dtype,
+            "classes": classes,
+            "at": to_the_minute(at),
+        },
+    )
+
+
+def slices_sealed(dataset: str, roots: Iterable[tuple[int, int, Digest, int]], at: str) -> list[bytes]:
+    """Return the leaves of newly computed slice roots: (shard, slice, root, points)."""
+    entries = [list(entry) for entry in roots]
+    return make_payloads("slices", {"dataset": dataset, "at": to_the_minute(at)}, "roots", entries)
+
+
+def model_declared(
+    name: str, dataset: str, spec: Spec, seed: int, deterministic: bool, first: Sequence[tuple[int, Digest]], at: str
+) -> list[bytes]:
+    """Return the leaves of a new model: its seed is fixed from here on."""
+    predicate = {
+        "model": name,
+        "dataset": dataset,
+        "spec": digest_of_json(spec.as_json()),
+        "seed": str(seed),
+        "replay": replay_class(deterministic),
+        "at": to_the_minute(at),
+    }
+    return make_payloads("model", predicate, "recipes", [list(pair) for pair in first])
+
+
+def checkpoints_built(model: str, entries: Sequence[Sequence[Any]], at: str) -> list[bytes]:
+    """Return the leaves of new checkpoints: (shard, slice, recipe, parent, slice root, file, tensors, size)."""
+    return make_payloads("built", {"model": model, "at": to_the_minute(at)}, "checkpoints", [list(e) for e in entries])
+
+
+def checkpoints_destroyed(model: str, erasure_id: str, entries: Sequence[Sequence[Any]], at: str) -> list[bytes]:
+    """Return the leaves of destroyed checkpoints: (shard, slice, recipe, file)."""
+    predicate = {"model": model, "erasureId": erasure_id, "at": to_the_minute(at)}
+    return make_payloads("destroyed", predicate, "checkpoints", [list(entry) for entry in entries])
+
+
+def live_set(model: str, entries: Sequence[Sequence[Any]], at: str) -> tuple[bytes, Detail]:
+    """Return the leaf and the document that list every checkpoint in force, complete.
+
+    Entries are (shard, slice, recipe, file, tensors, path, size).
+    """
+    listed = [list(entry) for entry in entries]
+    detail = Detail(canonical({"model": model, "checkpoints": listed}))
+    predicate = {
+        "model": model,
+        "count": len(listed),
+        "root": root_of_lines(listed),
+        "detail": detail.digest,
+        "at": to_the_minute(at),
+    }
+    return make_payload("liveset", predicate), detail
+
+
+def request_received(request_id: str, erasure_id: str, asked: str, received_at: str) -> bytes:
+    """Return the leaf that says a request came in, and when it is due."""
+    moment = to_the_minute(received_at)
+    predicate = {"requestId": request_id, "erasureId": erasure_id, "kind": asked, "receivedAt": moment}
+    return make_payload("request", {**predicate, "dueAt": due_after(moment)})
+
+
+def erasure_done(said: ErasureStatement) -> tuple[bytes, Detail]:
+    """Return the receipt's payload and its detail document."""
+    detail = Detail(
+        canonical(
+            {
+                "requestId": said.request_id,
+                "erased": list(said.erased),
+                "slices": [list(entry) for entry in said.slices],
+                "destroyed": [list(entry) for entry in said.destroyed],
+                "serving": [list(entry) for entry in said.serving],
+                "models": [list(entry) for entry in said.models],
+            }
+        )
+    )
+    before = [[dataset, shard, slice_, root] for dataset, shard, slice_, _, root, _ in said.slices]
+    after = [[dataset, shard, slice_, root] for dataset, shard, slice_, _, _, root in said.slices]
+    predicate = {
+        "storeId": said.store_id,
+        "requestId": said.request_id,
+        "erasureId": said.erasure_id,
+        "asked": said.asked,
+        "found": bool(said.erased),
+        "request": {
+            "leafIndex": said.request_leaf,
+            "receivedAt": to_the_minute(said.received_at),
+            "dueAt": due_after(to_the_minute(said.received_at)),
+        },
+        "influenceRemovedAt": to_the_minute(said.influence_removed_at),
+        "userCommitment": said.user_commitment,
+        "erased": {"points": len(said.erased), "root": root_of(map(bytes.fromhex, said.erased)).hex()},
+        "slices": {"count": len(said.slices), "before": root_of_lines(before), "after": root_of_lines(after)},
+        "checkpoints": {
+            "destroyed": {"count": len(said.destroyed), "root": root_of_lines(map(list, said.destroyed))},
+            "serving": {"count": len(said.serving), "root": root_of_lines(map(list, said.serving))},
+        },
+        "models": {"count": len(said.models), "root": root_of_lines(map(list, said.models))},
+        "samples": {
+            "retrain": sum(entry[4] for entry in said.models),
+            "fromScratch": sum(entry[5] for entry in said.models),
+        },
+        "replay": "none" if any(entry[3] == "none" for entry in said.models) else "bit-exact",
+        "detail": {"digest": {"sha256": detail.digest}, "size": len(detail.data)},
+        "scope": {"claims": list(CLAIMS), "notClaimed": list(NOT_CLAIMED)},
+        "software": {"name": SOFTWARE, "version": said.version, "plugins": dict(said.plugins)},
+    }
+    return make_payload("erasure", predicate, ("detail", detail.digest)), detail
+
+
+def models_rebuilt(erasure_id: str, receipts: Sequence[int], models: Sequence[tuple[str, int, int]], at: str) -> bytes:
+    """Return the second statement after an erasure: models are at full strength again."""
+    return make_payload(
+        "rebuilt",
+        {
+            "erasureId": erasure_id,
+            "receipts": list(receipts),
+            "models": [list(entry) for entry in models],
+            "at": to_the_minute(at),
+        },
+    )
+
+
+def replay_class(deterministic: bool) -> str:
+    """Return what a replay of a model can show."""
+    return "bit-exact" if deterministic else "none"

@@ -1,0 +1,328 @@
+"""The append-only log: sign its tree heads, prove what is in it, hand out receipts, export it.
+
+Leaves are appended by whoever records the event, in the event's own transaction. Here they become evidence:
+only what is durable is signed, signing twice gives the same bytes, and a receipt that a killed process did not
+get to write is written by the next one.
+"""
+
+import base64
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from unlearnd.errors import DamagedStoreError, InputError, NotFoundError, RefusedError
+from unlearnd.hookspecs import Signer, SignerMaker
+from unlearnd.keys import check_public_key, create_signer, open_signer, receipt_key_id, retire_signer
+from unlearnd.ledger import Ledger, log
+from unlearnd.ledger.log import ReceiptEntry, SigningKey
+from unlearnd.notes import head_text, key_hash, proof_text, sign_note, tile_path, vkey
+from unlearnd.receipts import Detail, make_receipt, seal_envelope
+from unlearnd.statements import genesis, key_changed, origin_of
+from unlearnd.steps import Step, reached
+from unlearnd.storage import Storage
+
+TRUST_TYPE = "application/vnd.unlearnd.trust.v1+json"
+FOLDER = "evidence"
+_TILE = 256
+_WITNESSES = "witnesses.json"
+
+
+@dataclass(frozen=True)
+class Translog:
+    """A store's log and the keys that sign for it."""
+
+    ledger: Ledger
+    storage: Storage
+    keys: Path
+    store_id: str
+    software: str
+    """This release's version."""
+    make_signer: SignerMaker = open_signer
+
+    @property
+    def origin(self) -> str:
+        return origin_of(self.store_id)
+
+    @cached_property
+    def log_signer(self) -> Signer:
+        return self.make_signer(self.keys, "log")
+
+    @cached_property
+    def receipt_signer(self) -> Signer:
+        return self.make_signer(self.keys, "receipt")
+
+
+def begin(translog: Translog, at: str) -> None:
+    """Make the signing keys and the first leaves of a new store's log."""
+    if translog.make_signer is open_signer:
+        for role in ("log", "receipt"):
+            create_signer(translog.keys, role)
+    signers = {"log": translog.log_signer, "receipt": translog.receipt_signer}
+    payloads = [genesis(translog.store_id, translog.software, at)]
+    added = []
+    for role, signer in signers.items():
+        key = _signing_key(translog, role, signer.public, 0)
+        payloads.append(_key_leaf(key, "add", at))
+        added.append(key)
+    with translog.ledger.write() as connection:
+        log.append(connection, payloads)
+        for key in added:
+            log.add_key(connection, key)
+    sign_head(translog)
+    write_trust(translog)
+
+
+def sign_head(translog: Translog) -> tuple[int, str]:
+    """Sign what is durable now and keep the tree head; return its size and note."""
+    size, root = log.size_and_root(translog.ledger)
+    newest = log.newest_head(translog.ledger)
+    if newest is not None and newest[0] == size:
+        return newest
+    signer = signer_at(translog, "log", size - 1)
+    note = sign_note(head_text(translog.origin, size, root), translog.origin, signer.public, signer.sign)
+    log.keep_head(translog.ledger, size, note)
+    reached(Step.LOG_SIGNED)
+    return size, note
+
+
+def prove_leaf(translog: Translog, index: int) -> str:
+    """Return a proof that a leaf is in the log, under the newest tree head."""
+    size, note = sign_head(translog)
+    if not 0 <= index < size:
+        raise NotFoundError(f"the log has leaves 0 to {size - 1}, and none {index}")
+    return proof_text(index, log.inclusion(translog.ledger, index, size), note)
+
+
+def issue_receipts(translog: Translog) -> None:
+    """Sign and write every receipt whose statement is in the log and that is not written yet."""
+    for entry in log.receipt_entries(translog.ledger):
+        if entry.key_id is None:
+            translog.storage.write(receipt_path(entry.request_id), receipt_bytes(translog, entry))
+            reached(Step.RECEIPT_WRITTEN)
+            signer = signer_at(translog, "receipt", entry.leaf)
+            log.receipt_written(translog.ledger, entry.request_id, receipt_key_id(signer.public))
+            reached(Step.RECEIPT_ENTERED)
+
+
+def receipt_bytes(translog: Translog, entry: ReceiptEntry) -> bytes:
+    """Return a receipt: its statement signed, with a proof under the newest tree head."""
+    payload = log.leaves(translog.ledger, entry.leaf, entry.leaf + 1)[0]
+    signer = signer_at(translog, "receipt", entry.leaf)
+    envelope = seal_envelope(payload, receipt_key_id(signer.public), signer.sign)
+    return make_receipt(envelope, prove_leaf(translog, entry.leaf))
+
+
+def receipt_path(request_id: str) -> str:
+    """Return the name of a receipt in storage."""
+    return f"{FOLDER}/receipts/{request_id}.receipt.json"
+
+
+def detail_path(digest: str) -> str:
+    """Return the name of a detail document in storage."""
+    return f"{FOLDER}/detail/{digest}.json"
+
+
+def keep_detail(translog: Translog, detail: Detail) -> None:
+    """Make a detail document durable, before a leaf names it."""
+    translog.storage.write(detail_path(detail.digest), detail.data)
+
+
+def rotate_key(translog: Translog, role: str, at: str) -> SigningKey:
+    """Put a new signing key in the place of the one in use; return it.
+
+    The old key's last act is to sign a tree head that has its successor in the log.
+    """
+    if translog.make_signer is not open_signer:
+        raise RefusedError("the keys of this store are in a key service: rotate them there")
+    # What is in the log and not signed yet belongs to the key that counts at its index.
+    issue_receipts(translog)
+    old = key_in_use(translog, role)
+    signer = _open(translog, role)
+    if signer is not None and signer.public == old.public:
+        retire_signer(translog.keys, role, old.key_id[:12])
+        signer = None
+    # A key file that the ledger does not know was made by a rotation that was cut off: go on with it.
+    signer = signer or create_signer(translog.keys, role)
+    check_public_key(signer.public)
+    with translog.ledger.write() as connection:
+        size = log.size_of(connection)
+        new = _signing_key(translog, role, signer.public, size)
+        log.append(connection, [_key_leaf(new, "add", at)])
+        log.end_key(connection, old.key_id, size)
+        log.add_key(connection, new)
+    fresh = replace(translog)
+    sign_head(fresh)
+    write_trust(fresh)
+    return new
+
+
+def revoke_key(translog: Translog, key_id: str, since: int, at: str) -> None:
+    """Say that a key does not count from leaf `since` on: what it signed there is not to be believed."""
+    known = {key.key_id: key for key in log.signing_keys(translog.ledger)}
+    if key_id not in known:
+        raise NotFoundError(f"no key '{key_id}'; there are: {', '.join(known)}")
+    key = known[key_id]
+    if key.until is None:
+        raise RefusedError(f"the key is in use: rotate the {key.role} key first, then revoke the old one")
+    size, _ = log.size_and_root(translog.ledger)
+    if not key.since <= since <= size:
+        raise RefusedError(f"the key counts from leaf {key.since}, and the log has {size}: {since} is not between")
+    with translog.ledger.write() as connection:
+        log.append(connection, [_key_leaf(key, "revoke", at, since)])
+        log.end_key(connection, key_id, min(since, key.until))
+    sign_head(translog)
+    write_trust(translog)
+
+
+def signer_at(translog: Translog, role: str, index: int) -> Signer:
+    """Return what signs for the key that counts at leaf `index`, whichever process put that key in place, and when."""
+    for key in log.signing_keys(translog.ledger, role):
+        if key.since <= index and (key.until is None or index < key.until):
+            with suppress(NotFoundError):
+                held = translog.log_signer if role == "log" else translog.receipt_signer
+                if held.public == key.public:
+                    return held
+            for name in (role, f"{role}-{key.key_id[:12]}"):
+                signer = _open(translog, name)
+                if signer is not None and signer.public == key.public:
+                    return signer
+            raise DamagedStoreError(
+                f"no key file in {translog.keys} is the {role} key {key.key_id[:12]}: nothing signed"
+            )
+    raise DamagedStoreError(f"no {role} key counts at leaf {index}: nothing signed")
+
+
+def check_signers(translog: Translog) -> None:
+    """Raise unless the keys in use can sign now."""
+    size = log.size_and_root(translog.ledger)[0]
+    for role in ("log", "receipt"):
+        signer_at(translog, role, size)
+
+
+def key_in_use(translog: Translog, role: str) -> SigningKey:
+    """Return the key that signs now for a role."""
+    current = [key for key in log.signing_keys(translog.ledger, role) if key.until is None]
+    if len(current) != 1:
+        raise DamagedStoreError(f"the ledger lists {len(current)} {role} keys in use, and there must be one")
+    return current[0]
+
+
+def trust(translog: Translog) -> bytes:
+    """Return the trust file: all that an auditor needs, to be published by the operator."""
+    keys = log.signing_keys(translog.ledger)
+    document = {
+        "mediaType": TRUST_TYPE,
+        "storeId": translog.store_id,
+        "origin": translog.origin,
+        "logKeys": [
+            {"vkey": vkey(translog.origin, key.public), "since": key.since, "until": key.until}
+            for key in keys
+            if key.role == "log"
+        ],
+        "receiptKeys": [
+            {"keyId": key.key_id, "publicKey": _base64(key.public), "since": key.since, "until": key.until}
+            for key in keys
+            if key.role == "receipt"
+        ],
+        **_witnesses(translog),
+    }
+    return json.dumps(document, indent=2).encode() + b"\n"
+
+
+def add_witness(translog: Translog, key: str, quorum: int) -> None:
+    """Name a witness in the trust file, and how many cosignatures a receipt then needs."""
+    known = _witnesses(translog)
+    listed = [*known["witnesses"], *([] if {"vkey": key} in known["witnesses"] else [{"vkey": key}])]
+    if not 0 <= quorum <= len(listed):
+        raise InputError(f"there are {len(listed)} witnesses: a quorum of {quorum} cannot be")
+    (translog.keys / _WITNESSES).write_text(json.dumps({"witnesses": listed, "quorum": quorum}) + "\n")
+    write_trust(translog)
+
+
+def keep_cosignatures(translog: Translog, note: str) -> int:
+    """Keep a tree head that witnesses have cosigned, and write every receipt it covers anew with it; return how many.
+
+    Only a note that says what our own log says at that size is taken; its further signatures are the witnesses'.
+    """
+    text, _, signatures = note.partition("\n\n")
+    lines = text.split("\n")
+    if len(lines) != 3 or not lines[1].isdigit() or not signatures.endswith("\n"):
+        raise InputError("this is not a tree head: it needs an origin, a size, a root and signatures")
+    size = int(lines[1])
+    if not 0 < size <= log.size_and_root(translog.ledger)[0]:
+        raise InputError(f"the log has no tree head of size {size} yet")
+    if f"{text}\n" != head_text(translog.origin, size, log.root_of_first(translog.ledger, size)):
+        raise RefusedError("this tree head is not of this log: another origin, or another root at that size")
+    log.keep_head(translog.ledger, size, note)
+    covered = [e for e in log.receipt_entries(translog.ledger) if e.leaf < size and e.key_id is not None]
+    for entry in covered:
+        data = json.loads(translog.storage.read(receipt_path(entry.request_id)))
+        path = log.inclusion(translog.ledger, entry.leaf, size)
+        fresh = make_receipt(data["envelope"], proof_text(entry.leaf, path, note))
+        translog.storage.write(receipt_path(entry.request_id), fresh)
+    return len(covered)
+
+
+def _witnesses(translog: Translog) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((translog.keys / _WITNESSES).read_text())
+    except FileNotFoundError:
+        return {"witnesses": [], "quorum": 0}
+    return found
+
+
+def write_trust(translog: Translog) -> None:
+    """Write `trust.json` beside the keys."""
+    (translog.keys / "trust.json").write_bytes(trust(translog))
+
+
+def export(translog: Translog, target: Storage, on_progress: Callable[[int], None] = lambda count: None) -> int:
+    """Write the log as C2SP tlog-tiles with its documents and receipts; return its size.
+
+    The tree head goes last, so that a folder with a tree head is complete.
+    """
+    size, note = sign_head(translog)
+    for entry in log.receipt_entries(translog.ledger):
+        target.write(f"receipts/{entry.request_id}.receipt.json", translog.storage.read(receipt_path(entry.request_id)))
+    for name in translog.storage.list(f"{FOLDER}/detail"):
+        target.write(f"detail/{name.rsplit('/', 1)[-1]}", translog.storage.read(name))
+    for begin in range(0, size, _TILE):
+        end = min(begin + _TILE, size)
+        entries = log.leaves(translog.ledger, begin, end)
+        packed = b"".join(len(leaf).to_bytes(2, "big") + leaf for leaf in entries)
+        target.write(tile_path("entries", begin // _TILE, end - begin), packed)
+        on_progress(end - begin)
+    level, count = 0, size
+    while count:
+        for begin in range(0, count, _TILE):
+            end = min(begin + _TILE, count)
+            hashes = log.hashes(translog.ledger, 8 * level, begin, end)
+            target.write(tile_path(level, begin // _TILE, end - begin), b"".join(hashes))
+        level, count = level + 1, count // _TILE
+    target.write("trust.json", trust(translog))
+    target.write("checkpoint", note.encode())
+    return size
+
+
+def _open(translog: Translog, name: str) -> Signer | None:
+    try:
+        return open_signer(translog.keys, name)
+    except NotFoundError:
+        return None
+
+
+def _signing_key(translog: Translog, role: str, public: bytes, since: int) -> SigningKey:
+    key_id = receipt_key_id(public) if role == "receipt" else key_hash(translog.origin, public).hex()
+    return SigningKey(key_id, role, public, since, None)
+
+
+def _key_leaf(key: SigningKey, action: str, at: str, since: int | None = None) -> bytes:
+    return key_changed(key.role, action, key.key_id, _base64(key.public), at, since)
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
