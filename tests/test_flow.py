@@ -388,3 +388,12 @@ def test_names_that_are_not_there_are_told_with_those_that_are(trained: Any) -> 
         store.erase()
     with pytest.raises(NotFoundError, match="no store"):
         unlearnd.open_store("/nowhere")
+
+
+def test_a_place_is_told_once_however_many_ingests_filled_it(new_store: Callable[..., Any]) -> None:
+    store = new_store()
+    x = np.arange(12, dtype=np.float32).reshape(6, 2)
+    for _ in range(2):
+        store.ingest("d", x, label=[0, 1] * 3, user=["ada", "ben", "cy"] * 2, shards=2, slices=2)
+    (where,) = store.where_user("ada")
+    assert where.positions == (0, 3, 6, 9)

@@ -493,15 +493,19 @@ class Store:
 
     def where_user(self, user: str | int) -> list[Whereabouts]:
         """Return where a user's points train."""
-        held = points.holdings_of(self.ledger, self.keys.handles([_user(user)]))
-        return [self._whereabouts(holding, unpack(holding.positions).tolist()) for holding in held]
+        places: dict[tuple[int, int, int], list[int]] = {}
+        # Every ingest has a row of its own; whoever asks wants to know the place once.
+        for holding in points.holdings_of(self.ledger, self.keys.handles([_user(user)])):
+            place = (holding.dataset_id, holding.shard, holding.slice)
+            places.setdefault(place, []).extend(unpack(holding.positions).tolist())
+        return [self._whereabouts(place, sorted(positions)) for place, positions in sorted(places.items())]
 
     def where_point(self, point: str) -> list[Whereabouts]:
         """Return where one point, given as `dataset:position`, trains; nothing when it is not there."""
         name, position = _point(point)
         dataset = points.dataset_named(self.ledger, name)
         holding = points.holding_at(self.ledger, dataset.id, position)
-        return [self._whereabouts(holding, [position])] if holding else []
+        return [self._whereabouts((holding.dataset_id, holding.shard, holding.slice), [position])] if holding else []
 
     def checkpoints(self, model: str) -> list[Checkpoint]:
         """Return every checkpoint of a model that is in force, by shard and slice."""
@@ -740,9 +744,9 @@ class Store:
         asked = erasures.last_requests(self.ledger, handles, single)
         return tuple(outcome_of(self.ledger, asked[target]) for target in targets)
 
-    def _whereabouts(self, holding: points.Holding, positions: Sequence[int]) -> Whereabouts:
-        name = points.dataset_by_id(self.ledger, holding.dataset_id).name
-        return Whereabouts(name, holding.shard, holding.slice, tuple(positions))
+    def _whereabouts(self, place: tuple[int, int, int], positions: Sequence[int]) -> Whereabouts:
+        dataset_id, shard, slice_ = place
+        return Whereabouts(points.dataset_by_id(self.ledger, dataset_id).name, shard, slice_, tuple(positions))
 
     def _dataset_status(self, dataset: Dataset) -> DatasetStatus:
         generations = points.generations(self.ledger, dataset.id)
