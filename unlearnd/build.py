@@ -318,6 +318,7 @@ class _Group:
         if again != self._standings:
             raise Preempted("an erasure came in while points were read")
         self._states: dict[int, State] = {}
+        self._environment = backend.environment(device)
 
     def build(self) -> None:
         """Train what is missing, slice by slice, all shards that lack a slice together."""
@@ -432,7 +433,7 @@ class _Group:
         self._held.check()
         self._storage.write_many(objects)
         reached(Step.BUILD_WRITTEN)
-        environment = self._backend.environment(self._device)
+        environment = self._environment
         try:
             now = self._clock()
             leaves = checkpoints_built(self._model.name, [self._entry(one) for one in written], stamp(now))

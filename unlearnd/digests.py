@@ -12,6 +12,9 @@ from typing import NewType
 Digest = NewType("Digest", str)
 """A SHA-256 in lower-case hexadecimal."""
 
+# Made once: `json.dumps` with options makes an encoder every time.
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
 
 def digest_of(data: bytes | bytearray | memoryview) -> Digest:
     """Return the SHA-256 of `data`."""
@@ -20,7 +23,7 @@ def digest_of(data: bytes | bytearray | memoryview) -> Digest:
 
 def canonical_json(value: object) -> bytes:
     """Return the one encoding of a JSON value that we hash: sorted keys, no spaces, UTF-8, no NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def digest_of_json(value: object) -> Digest:

@@ -20,8 +20,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from unlearnd.errors import NotFoundError, StorageError
 
-# Many small synchronous writes wait for the disk, not for the processor: let them wait together.
-_WRITERS = 8
+# Small synchronous writes wait for the disk: let them wait together, but not so many that training feels it.
+_WRITERS = 2
 
 
 class Storage:
