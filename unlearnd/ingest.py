@@ -10,6 +10,7 @@ import itertools
 import os
 import re
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unlearnd.digests import digest_of
-from unlearnd.errors import InputError, RefusedError, StorageError, UnlearndError
+from unlearnd.errors import BusyError, InputError, RefusedError, StorageError, UnlearndError
 from unlearnd.hookspecs import PlacementRule
 from unlearnd.keys import HANDLE_BYTES, Keys, draw_id, draw_user_keys
 from unlearnd.leases import Clock, hold
@@ -106,7 +107,7 @@ def ingest(
         before = points.find_dataset(ledger, name)
         check_layout(before, layout, rules)
         generation = _generation(ledger, before, layout, slices_asked)
-        ingest_id = draw_id()
+        ingest_id, intake = draw_id(), None
         points.open_ingest(ledger, ingest_id, name, clock())
         reached(Step.INGEST_OPENED)
         try:
@@ -127,6 +128,8 @@ def ingest(
                 leaves = [_leaf(after, now)] if before is None else []
                 dataset = points.commit_ingest(ledger, entered, spool.users(), leaves, now)
         except BaseException as error:
+            if intake is not None:
+                intake.stop()
             # What stops this from tidying up must not hide why it failed; the next ingest tidies up too.
             with suppress(UnlearndError):
                 destroy_leftovers(ledger, storage, name)
@@ -221,6 +224,8 @@ class _Intake:
         self.first = before.points if before else 0
         self.position = self.first
         self.segments: list[NewSegment] = []
+        self._gate = threading.Condition()
+        self._writing, self._stopped = 0, False
 
     def take(self, batch: Batch) -> None:
         """Check a batch against the dataset, place its points and put them away."""
@@ -312,9 +317,30 @@ class _Intake:
             if lot:
                 yield place, lot
 
+    def stop(self) -> None:
+        """Wait until nothing is being written and let nothing begin.
+
+        The pool does not see to this: a Ctrl-C while it starts a thread leaves it with one it does not know.
+        """
+        with self._gate:
+            self._stopped = True
+            self._gate.wait_for(lambda: self._writing == 0)
+
     def _write_segment(self, lot: tuple[int, list[tuple[int, int]]]) -> NewSegment:
+        """Write a segment, unless the ingest was stopped."""
+        with self._gate:
+            if self._stopped:
+                raise BusyError("the ingest was stopped")
+            self._writing += 1
+        try:
+            return self._gather_and_write(*lot)
+        finally:
+            with self._gate:
+                self._writing -= 1
+                self._gate.notify_all()
+
+    def _gather_and_write(self, place: int, pieces: list[tuple[int, int]]) -> NewSegment:
         """Gather some records of a place and write them as a segment."""
-        place, pieces = lot
         width, handle = self._record.itemsize, self._file.fileno()
         data = b"".join([os.pread(handle, count * width, offset) for offset, count in pieces])
         records = np.frombuffer(data, self._record)
