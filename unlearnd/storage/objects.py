@@ -1,4 +1,4 @@
-"""Bytes over fsspec: the only file that knows storage.
+"""Bytes over fsspec: objects under one root, the door to all storage.
 
 Objects have names with forward slashes under one root. A write is all or nothing and durable when it returns:
 on a local disk it goes to a temporary name, is flushed, and is renamed; elsewhere one request stores the
