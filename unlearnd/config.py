@@ -16,6 +16,7 @@ _SECTIONS: dict[str, dict[str, type]] = {
     "store": {"id": str, "ledger": str, "storage": str},
     "build": {"executor": str, "workers": int, "device": str},
     "keys": {"signer": str},
+    "policy": {"policy": str, "policies": str},
 }
 
 
@@ -30,6 +31,10 @@ class Config:
     workers: int = 1
     device: str = "auto"
     signer: str = "file"
+    policy: str = "default"
+    """The policy of requests that name none."""
+    policies: str = "policies"
+    """The folder of the store's own policies, where there is one."""
 
 
 def read_config(folder: Path) -> Config:
@@ -61,6 +66,7 @@ def read_config(folder: Path) -> Config:
         storage=store["storage"],
         **given.get("build", {}),
         **given.get("keys", {}),
+        **given.get("policy", {}),
     )
 
 
@@ -82,8 +88,18 @@ def write_config(folder: Path, config: Config) -> None:
         "# Who signs tree heads and receipts: `file`, or a plugin's signer for a key service.",
         "[keys]",
         f"signer = {_quoted(config.signer)}",
+        "",
+        "# Which policy counts for requests that name none, and the folder of policies of your own.",
+        "[policy]",
+        f"policy = {_quoted(config.policy)}",
+        f"policies = {_quoted(config.policies)}",
     ]
     (folder / FILE_NAME).write_text("\n".join(lines) + "\n")
+
+
+def own_policies(folder: Path) -> Path:
+    """Return the folder of the policies that the store in `folder` adds; it need not be there."""
+    return folder / read_config(folder).policies
 
 
 def find_store(start: Path) -> Path:

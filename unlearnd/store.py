@@ -47,6 +47,7 @@ from unlearnd.ledger.models import Build, Checkpoint, Model
 from unlearnd.ledger.points import Dataset
 from unlearnd.packing import unpack
 from unlearnd.plugins import load_plugins
+from unlearnd.policy import DEFAULT, Policy, load_policy
 from unlearnd.receipts import OPENING_TYPE, canonical
 from unlearnd.recipes import SCHEDULES, Spec, recipes
 from unlearnd.serving import Answers, Evaluation, ServedModel, join_evaluations
@@ -184,10 +185,12 @@ class Store:
         ledger: str = "sqlite:///ledger.sqlite",
         storage: str = "storage",
         placement_key: str | os.PathLike[str] | None = None,
+        policy: str = DEFAULT,
         clock: Clock = lambda: datetime.now(UTC),
     ) -> "Store":
-        """Make a new store; refuse to overwrite one."""
+        """Make a new store; refuse to overwrite one. `policy` is that of requests which name none."""
         folder = Path(directory).absolute()
+        load_policy(policy, folder / Config.policies)
         if (folder / FILE_NAME).exists():
             raise RefusedError(f"there is a store in {folder} already")
         try:
@@ -203,7 +206,7 @@ class Store:
         except BaseException:
             Ledger.discard(_ledger_url(folder, ledger))
             raise
-        config = Config(store_id=draw_id(), ledger=ledger, storage=storage)
+        config = Config(store_id=draw_id(), ledger=ledger, storage=storage, policy=policy)
         with cls(folder, config, clock) as store:
             begin(store.translog, stamp(clock()))
         # Last, because with this file the folder is a store.
@@ -215,6 +218,10 @@ class Store:
         """Open the store in `directory`."""
         folder = Path(directory).absolute()
         return cls(folder, read_config(folder), clock)
+
+    def policy(self, name: str | None = None) -> Policy:
+        """Return a policy by name, of those shipped or the store's own; by default the one that counts here."""
+        return load_policy(name or self.config.policy, self.folder / self.config.policies)
 
     def close(self) -> None:
         """Let go of the ledger."""

@@ -26,6 +26,7 @@ MODULES = {
     "log": "evidence",
     "migrate": "status",
     "plugins": "status",
+    "policies": "policies",
     "predict": "models",
     "receipt": "evidence",
     "status": "status",

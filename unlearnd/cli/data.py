@@ -18,14 +18,15 @@ from unlearnd.cli.show import counted, counting, print_json, print_table
     metavar="FILE",
     help="Use this placement key, so that the store places users as another one does.",
 )
+@click.option("--policy", default="default", show_default=True, metavar="NAME", help="Whose rules requests follow.")
 @as_json
-def init(folder: str, ledger: str, storage: str, placement_key: str | None, as_json: bool) -> None:
+def init(folder: str, ledger: str, storage: str, placement_key: str | None, policy: str, as_json: bool) -> None:
     """Make a new store in DIR; refuse to overwrite one."""
     from unlearnd.store import Store  # heavy: sqlmodel, numpy
 
-    with Store.create(folder, ledger=ledger, storage=storage, placement_key=placement_key) as store:
+    with Store.create(folder, ledger=ledger, storage=storage, placement_key=placement_key, policy=policy) as store:
         if as_json:
-            print_json({"store": str(store.folder), "id": store.config.store_id})
+            print_json({"store": str(store.folder), "id": store.config.store_id, "policy": store.config.policy})
         else:
             click.echo(f"Made a store in {store.folder}. Its keys are in keys/: keep them secret and back them up.")
             if store.folder != Path.cwd():

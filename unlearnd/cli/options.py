@@ -39,11 +39,16 @@ def building(command: F) -> F:
     return command
 
 
+def store_named(folder: str | None) -> Path | None:
+    """Return the store that was named, here or before the command or in the environment; None where none was."""
+    named = folder or click.get_current_context().find_root().obj or os.environ.get("UNLEARND_STORE")
+    return Path(named) if named else None
+
+
 @contextmanager
 def opened(folder: str | None) -> "Iterator[Store]":
     """Open the store a command is about."""
-    named = folder or click.get_current_context().find_root().obj or os.environ.get("UNLEARND_STORE")
-    path = Path(named) if named else find_store(Path.cwd())
+    path = store_named(folder) or find_store(Path.cwd())
     from unlearnd.store import Store  # heavy: sqlmodel, numpy
 
     with Store.open(path) as store:
