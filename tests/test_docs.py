@@ -228,9 +228,21 @@ def test_every_setting_of_a_backend_is_described(backend):
         fields = LinearSettings.model_fields
     else:
         fields = pytest.importorskip("unlearnd_torch.settings").MlpSettings.model_fields
-    section = sections_of(REFERENCE / "settings.md")[f"Settings of the backend {backend}"]
-    rows = set(re.findall(r"^\| `(\w+)`", section, re.M))
-    assert rows == set(fields)
+    assert settings_in(f"Settings of the backend {backend}") == set(fields)
+
+
+@pytest.mark.parametrize("backend", ["convnet", "resnet", "wide_resnet"])
+def test_every_setting_of_a_network_is_described(backend):
+    settings = pytest.importorskip("unlearnd_torch.settings")
+    common = settings_in("Settings of the networks for images")
+    assert common == set(settings.ImageSettings.model_fields)
+    assert common | settings_in(f"Settings of the backend {backend}") == set(settings.NETWORKS[backend].model_fields)
+
+
+def settings_in(section: str) -> set[str]:
+    """Return the settings that a section of the settings page has rows for."""
+    rows = re.findall(r"^\| (`.+?) +\|", sections_of(REFERENCE / "settings.md")[section], re.M)
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
 
 
 def test_every_entry_of_the_settings_file_is_described():

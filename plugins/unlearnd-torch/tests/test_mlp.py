@@ -351,7 +351,7 @@ def test_loading_the_plugin_loads_no_torch():
         "heavy = {'torch', 'numpy', 'pydantic'} & sys.modules.keys()\n"
         "sys.stdout.write(f'{[b.name for b in found]} {sorted(heavy)}')"
     )
-    assert run_fresh(code) == "['mlp'] []"
+    assert run_fresh(code) == "['mlp', 'convnet', 'resnet', 'wide_resnet'] []"
 
 
 def run_fresh(code):

@@ -1,7 +1,7 @@
 """The backends as the core sees them: names, versions, and methods that load torch when they are called.
 
-Nothing here trains. `settings` checks what was given, `mlp` and `module` hold the two ways of training, and
-`harness` what they share.
+Nothing here trains. `settings` checks what was given, `mlp` and `module` hold the two ways of training, `networks`
+what can be trained out of the box, and `harness` what they share.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from unlearnd.hookspecs import State
+    from unlearnd_torch.settings import ImageSettings
 
 
 class MlpBackend:
@@ -62,6 +63,12 @@ class MlpBackend:
         from unlearnd_torch.devices import fingerprint  # heavy: torch
 
         return fingerprint(device)
+
+    def devices(self, device: str) -> Sequence[str]:
+        """Return the devices that workers take in turn: all CUDA devices, unless one was named."""
+        from unlearnd_torch.devices import spread  # heavy: torch
+
+        return spread(device)
 
 
 class TorchBackend:
@@ -118,9 +125,80 @@ class TorchBackend:
 
         return fingerprint(device)
 
+    def devices(self, device: str) -> Sequence[str]:
+        """Return the devices that workers take in turn: all CUDA devices, unless one was named."""
+        from unlearnd_torch.devices import spread  # heavy: torch
+
+        return spread(device)
+
     def _split(self, settings: Settings) -> tuple[Any, dict[str, Any]]:
-        from unlearnd_torch.settings import TrainingSettings, settings_of_build  # heavy: pydantic
+        from unlearnd_torch.settings import ModuleSettings, settings_of_build  # heavy: pydantic
 
         checked = settings_of_build(self.build).model_validate(settings)
-        own = {name: value for name, value in checked if name not in TrainingSettings.model_fields}
+        own = {name: value for name, value in checked if name not in ModuleSettings.model_fields}
         return checked, own
+
+
+class NetworkBackend:
+    """A network of ours for images: `convnet`, `resnet` or `wide_resnet`.
+
+    Constituents train and answer one after the other: convolutions in a stack are slower on a CPU than one by one.
+    """
+
+    version = "1"
+    sliceable = True
+    deterministic = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def settings(self, given: Mapping[str, object]) -> Settings:
+        """Check what was set and fill in the defaults; raise `InputError` naming the setting."""
+        from unlearnd_torch.settings import NETWORKS, check_settings  # heavy: pydantic
+
+        return check_settings(self.name, NETWORKS[self.name], given)
+
+    def initial_state(self, settings: Settings, shape: tuple[int, ...], classes: int, seed: int) -> State:
+        """Return the state before slice 1; raise `InputError` when points of that shape are no images."""
+        from unlearnd_torch import module  # heavy: torch
+
+        checked = self._check(settings)
+        return module.draw_initial_state(self._build(checked, shape, classes), checked, shape, classes, seed)
+
+    def train(self, settings: Settings, job: Job, device: str, on_progress: OnProgress) -> State:
+        """Train on from `job.state` and return the state after the slice."""
+        from unlearnd_torch import module  # heavy: torch
+
+        checked = self._check(settings)
+        build = self._build(checked, *module.form_of(job.state))
+        return module.train(build, checked, job, device, on_progress)
+
+    def predictor(self, settings: Settings, states: Sequence[State], device: str) -> Predictor:
+        """Load each constituent once, to answer many times."""
+        from unlearnd_torch import module  # heavy: torch
+
+        checked = self._check(settings)
+        build = self._build(checked, *module.form_of(states[0]))
+        return module.ModulePredictor(build, checked, states, device)
+
+    def environment(self, device: str) -> Mapping[str, str]:
+        """Return whatever changes bits here."""
+        from unlearnd_torch.devices import fingerprint  # heavy: torch
+
+        return fingerprint(device)
+
+    def devices(self, device: str) -> Sequence[str]:
+        """Return the devices that workers take in turn: all CUDA devices, unless one was named."""
+        from unlearnd_torch.devices import spread  # heavy: torch
+
+        return spread(device)
+
+    def _check(self, settings: Settings) -> ImageSettings:
+        from unlearnd_torch.settings import NETWORKS  # heavy: pydantic
+
+        return NETWORKS[self.name].model_validate(settings)
+
+    def _build(self, settings: ImageSettings, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
+        from unlearnd_torch.networks import build_network  # heavy: torch
+
+        return partial(build_network, settings, shape, classes)

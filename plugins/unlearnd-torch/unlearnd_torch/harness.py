@@ -92,25 +92,31 @@ def scaling_of(state: State) -> Scaling | None:
     return Scaling(state["input.mean"], state["input.scale"], int(state["input.count"][0]))
 
 
-def fit_scaling(state: State, points: Points, standardize: str) -> Scaling | None:
+def fit_scaling(state: State, points: Points, standardize: str, channel_axis: int | None = None) -> Scaling | None:
     """Return the state's scaling, fitted now if it has not been: in a constituent's first training step.
 
-    It stays as it is afterwards: fitting again on later slices would change what earlier weights mean.
+    It stays as it is afterwards: fitting again on later slices would change what earlier weights mean. With a
+    channel axis of a point, `channel` and `auto` fit one mean and one spread for each channel.
     """
     scaling = scaling_of(state)
     if scaling is None or scaling.count:
         return scaling
     x = points.x.reshape(len(points.x), -1)
-    mean = _mean_of(x, None)
+    shape = points.x.shape[1:]
+    per_channel = channel_axis is not None and standardize in ("auto", "channel")
     per_feature = standardize == "feature" or (
         standardize == "auto" and points.x.ndim == 2 and points.x.dtype == np.float32
     )
-    if not per_feature:
-        mean = np.full_like(mean, mean.mean())
-    variance = _mean_of(x, mean)
-    if not per_feature:
-        variance = np.full_like(variance, variance.mean())
-    scale = np.sqrt(variance)
+
+    def level(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        if per_channel:
+            others = tuple(axis for axis in range(len(shape)) if axis != channel_axis)
+            means = values.reshape(shape).mean(others, keepdims=True)
+            return np.ascontiguousarray(np.broadcast_to(means, shape)).reshape(-1)
+        return values if per_feature else np.full_like(values, values.mean())
+
+    mean = level(_mean_of(x, None))
+    scale = np.sqrt(level(_mean_of(x, mean)))
     # A spread below what float32 can tell apart is rounding, not a spread.
     scale[scale <= 1e-7 * np.abs(mean)] = 1.0
     return Scaling(mean.astype(np.float32), scale.astype(np.float32), len(x))

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unlearnd.hookspecs import Job, OnProgress, Points
-from unlearnd_torch.devices import resolve_device, stack_bytes, steady
+from unlearnd_torch.devices import Feed, resolve_device, stack_bytes, steady
 from unlearnd_torch.harness import (
     Scaling,
     check_labels,
@@ -80,7 +80,7 @@ def train_stacked(settings: MlpSettings, jobs: Sequence[Job], device: str, on_pr
     if not order:
         return states
     widths = widths_of(jobs[order[0]].state)
-    with steady():
+    with steady(where, settings.tf32):
         size = _stack_size(settings, widths, len(order), where)
         for start in range(0, len(order), size):
             group = order[start : start + size]
@@ -224,8 +224,8 @@ class _Source:
     """Where a constituent's batches come from."""
 
     def __init__(self, points: Points, stream: _Stream, scaling: Scaling | None, device: torch.device) -> None:
-        self.x = points.x.reshape(len(points.x), -1)
-        self.y = points.y
+        flat = points.x.reshape(len(points.x), -1)
+        self.feed = Feed(flat, points.y, device)
         self.stream = stream
         self.mean = self.factor = None
         if scaling is not None:
@@ -246,6 +246,7 @@ class _Block:
         self.steps = max(1, min(longest, _BLOCK_BYTES // bytes_per_step, _BLOCK_WORK // work))
         self._at_once = max(1, _GATHER_BYTES // (4 * batch * widths[0]))
         self._batch, self._dropout, self._device = batch, settings.dropout, device
+        self._smoothing = settings.label_smoothing
         # Not zeroed: only what has been filled is read.
         gaps = torch.empty(size, self.steps, pad(batch * widths[0]), device=device)
         self._x = gaps[:, :, : batch * widths[0]].view(size, self.steps, batch, widths[0])
@@ -277,14 +278,17 @@ class _Block:
         rows, real, draws = source.stream.take(steps)
         for start in range(0, steps, self._at_once):
             some = slice(start, min(start + self._at_once, steps))
-            gathered = torch.from_numpy(np.take(source.x, rows[some], axis=0)).to(self._device)
+            gathered = source.feed.points(rows[some])
             target = self._x[row, some]
             if source.mean is None or source.factor is None:
                 target.copy_(gathered)
             else:
                 torch.sub(gathered, source.mean, out=target).mul_(source.factor)
-        labels = torch.from_numpy(np.take(source.y, rows)).to(self._device)
-        self._onehot[row, :steps] = labels.unsqueeze(2) == self._classes
+        labels = source.feed.labels(rows)
+        targets = self._onehot[row, :steps]
+        targets.copy_(labels.unsqueeze(2) == self._classes)
+        if self._smoothing:
+            targets.mul_(1 - self._smoothing).add_(self._smoothing / len(self._classes))
         counts = torch.from_numpy(real).unsqueeze(1)
         weight = (self._columns < counts).float().div_(counts)
         self._weight[row, :steps, :, 0] = weight.to(self._device)

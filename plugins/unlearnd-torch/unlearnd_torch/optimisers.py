@@ -57,6 +57,15 @@ class Optimiser:
         """Take one step with the first `active` rows."""
         raise NotImplementedError
 
+    def _clip(self, active: int) -> None:
+        """Shorten each row's gradient to `clip_norm` if it is longer."""
+        if not self._settings.clip_norm:
+            return
+        # Row by row: how a norm over a whole stack is summed up depends on how many rows there are.
+        for row in self.gradient[:active]:
+            norm = torch.linalg.vector_norm(row)
+            row.mul_((self._settings.clip_norm / (norm + 1e-6)).clamp(max=1.0))
+
     def _rates(self, active: int) -> list[float]:
         return [learning_rate(self._settings, step) for step in self.steps[:active]]
 
@@ -74,19 +83,25 @@ class Sgd(Optimiser):
     def __init__(self, settings: TrainingSettings, weights: Tensor) -> None:
         self.kept = ("momentum",) if settings.momentum else ()
         super().__init__(settings, weights)
-        if settings.momentum and not settings.nesterov:
+        # Nesterov and clipping need the gradient by itself.
+        self._apart = bool(settings.momentum) and (settings.nesterov or settings.clip_norm > 0)
+        if settings.momentum and not self._apart:
             self.carry = settings.momentum
             self.gradient = self.buffers["momentum"]
 
     def advance(self, active: int) -> None:
         settings = self._settings
         weights, gradient = self.weights[:active], self.gradient[:active]
+        self._clip(active)
         if settings.weight_decay:
             gradient.add_(weights, alpha=settings.weight_decay)
-        if settings.nesterov and settings.momentum:
+        if self._apart:
             momentum = self.buffers["momentum"][:active]
             momentum.mul_(settings.momentum).add_(gradient)
-            gradient.add_(momentum, alpha=settings.momentum)
+            if settings.nesterov:
+                gradient.add_(momentum, alpha=settings.momentum)
+            else:
+                gradient = momentum
         if self._same_rate:
             weights.add_(gradient, alpha=-settings.lr)
         else:
@@ -104,6 +119,7 @@ class Adam(Optimiser):
         weights, gradient = self.weights[:active], self.gradient[:active]
         average, squares = self.buffers["exp_avg"][:active], self.buffers["exp_avg_sq"][:active]
         first, second = settings.betas
+        self._clip(active)
         rates = self._rates(active)
         self._count(active)
         corrections = [math.sqrt(1 - second**step) for step in self.steps[:active]]

@@ -25,6 +25,8 @@ from pydantic import (
 from unlearnd.errors import InputError
 
 Rate = typing.Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Finite = typing.Annotated[float, Field(allow_inf_nan=False)]
+Count = typing.Annotated[int, Field(ge=1, le=65536)]
 NotNegative = typing.Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = typing.Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -47,6 +49,9 @@ class TrainingSettings(BaseModel):
     decay_steps: int = Field(1000, ge=1)
     gamma: Positive = 0.1
     standardize: Literal["auto", "feature", "global", "off"] = "auto"
+    clip_norm: NotNegative = 0.0
+    label_smoothing: Rate = 0.0
+    tf32: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -61,6 +66,84 @@ class TrainingSettings(BaseModel):
         if self.optimizer == "sgd" and self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs a momentum above 0")
         return self
+
+
+class ModuleSettings(TrainingSettings):
+    """Settings of every backend that trains an `nn.Module`."""
+
+    mixed_precision: Literal["off", "bfloat16"] = "off"
+
+
+class ImageSettings(ModuleSettings):
+    """Settings of every network for images."""
+
+    layout: Literal["auto", "hw", "hwc", "chw"] = "auto"
+    crop_padding: int = Field(0, ge=0, le=256)
+    flip: bool = False
+    channels_last: bool = False
+    standardize: Literal["auto", "channel", "feature", "global", "fixed", "off"] = "auto"  # type: ignore[assignment]
+    mean: tuple[Finite, ...] = ()
+    std: tuple[Positive, ...] = ()
+
+    @field_validator("mean", "std", mode="before")
+    @classmethod
+    def _accept_one_number(cls, given: Any) -> Any:
+        return (given,) if isinstance(given, int | float) and not isinstance(given, bool) else given
+
+    @model_validator(mode="after")
+    def _check_fixed(self) -> Self:
+        if self.standardize == "fixed" and not (self.mean and len(self.mean) == len(self.std)):
+            raise ValueError("standardize 'fixed' needs mean and std, one number each or one per channel")
+        if self.standardize != "fixed" and (self.mean or self.std):
+            raise ValueError("mean and std are for standardize 'fixed'")
+        return self
+
+
+class ConvNetSettings(ImageSettings):
+    """Settings of `convnet`."""
+
+    channels: tuple[Count, Count] = (16, 32)
+    kernel: int = Field(5, ge=1, le=31)
+    hidden: Count = 128
+    dropout: Rate = 0.0
+
+    @field_validator("kernel")
+    @classmethod
+    def _check_odd(cls, kernel: int) -> int:
+        if kernel % 2 == 0:
+            raise ValueError("should be odd, so that an image keeps its size")
+        return kernel
+
+
+class ResNetSettings(ImageSettings):
+    """Settings of `resnet`."""
+
+    depth: Literal[18, 34, 50] = 18
+    stem: Literal["auto", "small", "large"] = "auto"
+    width: Count = 64
+
+
+class WideResNetSettings(ImageSettings):
+    """Settings of `wide_resnet`."""
+
+    depth: int = Field(16, ge=10, le=1000)
+    width: Count = 4
+    dropout: Rate = 0.0
+
+    @field_validator("depth")
+    @classmethod
+    def _check_depth(cls, depth: int) -> int:
+        if depth % 6 != 4:
+            raise ValueError("should be 4 more than a multiple of 6: 10, 16, 22, 28, 40")
+        return depth
+
+
+NETWORKS: dict[str, type[ImageSettings]] = {
+    "convnet": ConvNetSettings,
+    "resnet": ResNetSettings,
+    "wide_resnet": WideResNetSettings,
+}
+"""Settings of the networks by the name of their backend."""
 
 
 class MlpSettings(TrainingSettings):
@@ -89,7 +172,7 @@ def check_settings(backend: str, model: type[BaseModel], given: Mapping[str, obj
 
 
 @lru_cache(maxsize=64)
-def settings_of_build(build: Callable[..., Any]) -> type[TrainingSettings]:
+def settings_of_build(build: Callable[..., Any]) -> type[ModuleSettings]:
     """Return the common settings with the keyword parameters of `build` added.
 
     Raise `InputError` when a parameter has no default or takes the name of a common setting.
@@ -105,11 +188,11 @@ def settings_of_build(build: Callable[..., Any]) -> type[TrainingSettings]:
             continue
         if parameter.default is parameter.empty:
             raise InputError(f"parameter {parameter.name!r} of build needs a default: it is a setting")
-        if parameter.name in TrainingSettings.model_fields:
+        if parameter.name in ModuleSettings.model_fields:
             raise InputError(f"parameter {parameter.name!r} of build takes the name of a training setting")
         told_by_default = Any if parameter.default is None else type(parameter.default)
         fields[parameter.name] = (hints.get(parameter.name, told_by_default), parameter.default)
-    return create_model("BuildSettings", __base__=TrainingSettings, **fields)
+    return create_model("BuildSettings", __base__=ModuleSettings, **fields)
 
 
 def _describe(backend: str, error: ValidationError) -> str:
