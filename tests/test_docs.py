@@ -32,6 +32,7 @@ from unlearnd.default_plugins.linear import LinearSettings
 from unlearnd.ledger import tables
 from unlearnd.serving import ServedModel
 from unlearnd.store import Store
+from unlearnd.testing import BackendContract
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -243,6 +244,11 @@ def settings_in(section: str) -> set[str]:
     """Return the settings that a section of the settings page has rows for."""
     rows = re.findall(r"^\| (`.+?) +\|", sections_of(REFERENCE / "settings.md")[section], re.M)
     return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
+def test_every_rule_and_every_fixture_of_the_contract_is_described():
+    members = {name for name in vars(BackendContract) if not name.startswith("_")}
+    assert members <= named_in("testing.md")
 
 
 def test_every_entry_of_the_settings_file_is_described():
