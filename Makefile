@@ -14,7 +14,7 @@ $(READY): pyproject.toml constraints.txt $(PLUGINS)
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "unlearnd needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		-e '.[test,demo,s3]' $(patsubst %/pyproject.toml,-e ./%,$(PLUGINS))
+		-e '.[test,demo,s3,plot]' $(patsubst %/pyproject.toml,-e ./%,$(PLUGINS))
 	touch $(READY)
 
 demo: $(READY)

@@ -21,6 +21,13 @@ AXIS = 1 << 32
 OTHERS = "*"
 """The group that stands for all that are not named."""
 SMALLEST_SHARE = 1e-6
+KINDS: Mapping[str, tuple[bool, float | None]] = {
+    "aware": (True, None),
+    "aware-algorithm-1": (False, 1.0),
+    "aware-both": (True, 1.0),
+    "aware-square-root": (False, 0.5),
+}
+"""The layouts by name: whether slices are ordered by risk, and by which power of the probability shards are cut."""
 
 
 @dataclass(frozen=True)

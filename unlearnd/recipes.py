@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 from unlearnd.digests import Digest, derive_seed, digest_of_json
+from unlearnd.errors import InputError
 
 SCHEDULES = ("uniform", "equal-work")
 
@@ -61,6 +62,12 @@ class Spec:
                 "epochs": Fraction(stored["epochs"]),
             }
         )
+
+
+def check_schedule(name: str) -> None:
+    """Raise `InputError` unless there is a schedule of that name."""
+    if name not in SCHEDULES:
+        raise InputError(f"no schedule '{name}'; there are: {', '.join(SCHEDULES)}")
 
 
 def epochs_at(spec: Spec, step: int) -> Fraction:

@@ -46,10 +46,11 @@ from unlearnd.ledger.migrate import migrate
 from unlearnd.ledger.models import Build, Checkpoint, Model
 from unlearnd.ledger.points import Dataset
 from unlearnd.packing import unpack
+from unlearnd.planner import Question
 from unlearnd.plugins import load_plugins
 from unlearnd.policy import DEFAULT, Policy, load_policy
 from unlearnd.receipts import OPENING_TYPE, canonical
-from unlearnd.recipes import SCHEDULES, Spec, recipes
+from unlearnd.recipes import SCHEDULES, Spec, check_schedule, recipes
 from unlearnd.serving import Answers, Evaluation, ServedModel, join_evaluations
 from unlearnd.sources import Batch, Data, read_batches
 from unlearnd.statements import model_declared, models_rebuilt
@@ -333,8 +334,7 @@ class Store:
             raise InputError(f"epochs must be more than 0 and at most {MOST_EPOCHS:,}, not {epochs}")
         length = Fraction(str(epochs)) if epochs is not None else known.spec.epochs if known else DEFAULT_EPOCHS
         chosen = schedule or (known.spec.schedule if known else SCHEDULES[0])
-        if chosen not in SCHEDULES:
-            raise InputError(f"no schedule '{chosen}'; there are: {', '.join(SCHEDULES)}")
+        check_schedule(chosen)
         if seed is not None and not 0 <= seed < 2**63:
             raise InputError("a seed is a whole number from 0 to 2^63 - 1")
         filled = (known.spec.settings if known and settings is None else None) or learner.settings(settings or {})
@@ -624,6 +624,24 @@ class Store:
             models=tuple(self._model_status(model, data[model.dataset_id]) for model in models.models(self.ledger)),
             unfinished=len(erasures.unfinished_erasures(self.ledger)),
             to_rebuild=len(erasures.erasures_to_rebuild(self.ledger)),
+        )
+
+    def planning_facts(self, model: str) -> Question:
+        """Return what a plan needs to know and this store can tell of a model: points, epochs, what was measured."""
+        found = models.model_named(self.ledger, model)
+        dataset = points.dataset_by_id(self.ledger, found.dataset_id)
+        built = models.builds_of(self.ledger, found)
+        sizes = [checkpoint.size for checkpoint in models.checkpoints_of(self.ledger, found.id)]
+        seconds = sum(build.seconds for build in built)
+        return Question(
+            points=sum(points.counts_of(self.ledger, dataset.id).values()),
+            shards=found.spec.shards,
+            slices=points.generations(self.ledger, dataset.id)[-1].last_slice,
+            epochs=float(found.spec.epochs),
+            schedule=found.spec.schedule,
+            scattered=dataset.unit == "point",
+            state_bytes=sum(sizes) / len(sizes) if sizes else None,
+            samples_per_second=sum(build.samples for build in built) / seconds if seconds else None,
         )
 
     def work(self, task: Task, report: Report) -> None:

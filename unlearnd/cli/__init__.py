@@ -25,6 +25,7 @@ MODULES = {
     "keys": "evidence",
     "log": "evidence",
     "migrate": "status",
+    "plan": "plan",
     "plugins": "status",
     "policies": "policies",
     "predict": "models",

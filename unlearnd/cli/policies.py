@@ -33,7 +33,7 @@ def listed(folder: str | None, as_json: bool) -> None:
     """List the policies there are."""
     from unlearnd.policy import load_policy, policy_files  # heavy: pydantic
 
-    own = _own(folder)
+    own = own_folder(folder)
     found = [load_policy(name, own) for name in policy_files(own)]
     for policy in found:
         _warn_if_stale(policy)
@@ -61,7 +61,7 @@ def show(name: str, folder: str | None, as_json: bool) -> None:
 
     from unlearnd.policy import load_policy  # heavy: pydantic
 
-    policy = load_policy(name, _own(folder))
+    policy = load_policy(name, own_folder(folder))
     _warn_if_stale(policy)
     if as_json:
         print_json({**policy.as_json(), "digest": policy.digest})
@@ -78,7 +78,7 @@ def check(files: tuple[str, ...], folder: str | None, as_json: bool) -> None:
     """Check policy files, or all there are: every key known, every value cited, reviewed within a year."""
     from unlearnd.policy import check_file, policy_files  # heavy: pydantic
 
-    own = _own(folder)
+    own = own_folder(folder)
     known = policy_files(own)
     paths = [known.get(name, Path(name)) for name in files] or list(known.values())
     found: list[dict[str, object]] = []
@@ -112,7 +112,7 @@ def diff(one: str, other: str, folder: str | None, as_json: bool) -> None:
     """Show where two policies differ."""
     from unlearnd.policy import differences, load_policy  # heavy: pydantic
 
-    own = _own(folder)
+    own = own_folder(folder)
     found = differences(load_policy(one, own), load_policy(other, own))
     if as_json:
         print_json([{"key": key, one: left, other: right} for key, left, right in found])
@@ -137,7 +137,7 @@ def due(
     from unlearnd.clocks import dates_of  # heavy: pydantic
     from unlearnd.policy import load_policy, with_holidays
 
-    policy = load_policy(name, _own(folder))
+    policy = load_policy(name, own_folder(folder))
     _warn_if_stale(policy)
     if country:
         policy = with_holidays(policy, country)
@@ -164,7 +164,7 @@ def read_date(text: str) -> date:
         raise InputError(f"'{text}' is not a day: write it as 2026-01-31") from None
 
 
-def _own(folder: str | None) -> Path | None:
+def own_folder(folder: str | None) -> Path | None:
     """Return the folder of the policies of the store at hand; None where there is no store."""
     named = store_named(folder)
     if named is not None:
