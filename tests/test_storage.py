@@ -64,7 +64,7 @@ def test_what_is_written_is_read_again(storage: Storage) -> None:
 
 def test_many_are_all_there_when_it_returns(storage: Storage) -> None:
     objects = {f"many/{number:03d}": bytes([number]) * number for number in range(100)}
-    storage.write_many(objects.items())
+    storage.write_many((name, [data]) for name, data in objects.items())
     assert {name: storage.read(name) for name in storage.list("many")} == objects
 
 
@@ -132,7 +132,7 @@ def test_a_write_that_fails_leaves_what_was_there_and_no_part_of_the_new(small_d
     assert storage.list("a") == ["a/b"]
     assert storage.read("a/b") == b"before"
     with pytest.raises(StorageError, match="the disk is full"):
-        storage.write_many([("c/1", b"x"), ("c/2", b"x" * 1_000_000)])
+        storage.write_many([("c/1", [b"x"]), ("c/2", [b"x" * 1_000_000])])
     assert [path.name for path in (small_disk / "root").rglob("*") if path.is_file() and "part" in path.name] == []
 
 
@@ -140,7 +140,7 @@ def test_one_failure_among_many_writes_is_told(local: Storage, tmp_path: Path) -
     (tmp_path / "root" / "taken").mkdir()
     (tmp_path / "root" / "taken" / "inside").write_text("")
     with pytest.raises(StorageError, match="taken"):
-        local.write_many([("fine", b"x"), ("taken", b"x"), ("fine too", b"x")])
+        local.write_many([(name, [b"x"]) for name in ("fine", "taken", "fine too")])
 
 
 def test_a_reader_never_sees_half_an_object(local: Storage) -> None:

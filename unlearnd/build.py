@@ -32,7 +32,7 @@ from unlearnd.recipes import Spec, epochs_at, samples_at, step_seed
 from unlearnd.slices import compute_roots, read_slices
 from unlearnd.statements import checkpoints_built, checkpoints_destroyed, slices_sealed
 from unlearnd.steps import Step, reached
-from unlearnd.storage import Storage
+from unlearnd.storage import Pieces, Storage
 
 T = TypeVar("T")
 Report = Callable[[Progress], None]
@@ -422,13 +422,13 @@ class _Group:
     def _enter(self, trained: Sequence[Trained]) -> None:
         """Make states durable, then known."""
         written: list[NewCheckpoint] = []
-        objects: list[tuple[str, bytes]] = []
+        objects: list[tuple[str, Pieces]] = []
         for shard, slice_, state, samples, seconds in trained:
             recipe: Digest = self._standings[shard].recipes[slice_]
             saved, path = encode_state(state), path_of(self._model.name, shard, recipe)
-            objects.append((path, saved.data))
+            objects.append((path, saved.pieces))
             written.append(
-                NewCheckpoint(shard, slice_, recipe, saved.file, saved.tensors, path, len(saved.data), samples, seconds)
+                NewCheckpoint(shard, slice_, recipe, saved.file, saved.tensors, path, saved.size, samples, seconds)
             )
         self._held.check()
         self._storage.write_many(objects)

@@ -5,10 +5,15 @@ the ledger. It is named by its recipe. Two digests are kept: `file`, which stora
 `tensors`, which a replay is checked against.
 """
 
+import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
@@ -19,14 +24,15 @@ from unlearnd.hookspecs import State
 from unlearnd.ledger import Ledger, models, points
 from unlearnd.ledger.models import Checkpoint, Model
 from unlearnd.recipes import recipes
-from unlearnd.storage import Storage
+from unlearnd.storage import Pieces, Storage
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A state as bytes, with its digests."""
+    """A state as the pieces of a file, with its digests."""
 
-    data: bytes
+    pieces: Pieces
+    size: int
     file: Digest
     tensors: Digest
 
@@ -101,14 +107,36 @@ def path_of(model: str, shard: int, recipe: Digest) -> str:
 
 
 def encode_state(state: State) -> Saved:
-    """Return a state as bytes: no metadata, whose order safetensors does not fix."""
-    tensors = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in state.items()}
-    data: bytes = save_tensors(tensors)
-    # Views, not copies: this runs beside the training, and what it spends holding the interpreter, training waits for.
-    parts = (
-        (name, value.dtype.str, value.shape, value.reshape(-1).view(np.uint8).data) for name, value in tensors.items()
-    )
-    return Saved(data=data, file=digest_of(data), tensors=digest_of_tensors(parts))
+    """Return a state as the pieces of a safetensors file: no metadata, whose order safetensors does not fix.
+
+    The pieces are views of the state, not copies: this runs beside the training, and what it spends holding
+    the interpreter, training waits for.
+    """
+    tensors = {name: _plain(value) for name, value in state.items()}
+    form = tuple((name, value.dtype.str, value.shape) for name, value in tensors.items())
+    views: dict[str, memoryview] = {name: value.reshape(-1).view(np.uint8).data for name, value in tensors.items()}
+    header, order = _header_of(form)
+    pieces: Pieces = [header, *(views[name] for name in order)]
+    file = hashlib.sha256()
+    for piece in pieces:
+        file.update(piece)
+    digest = digest_of_tensors((name, dtype, shape, views[name]) for name, dtype, shape in form)
+    return Saved(pieces, sum(map(len, pieces)), Digest(file.hexdigest()), digest)
+
+
+def _plain(value: NDArray[Any]) -> NDArray[Any]:
+    """Return an array as it lies in a file: without gaps, little-endian."""
+    array = np.ascontiguousarray(value).reshape(np.shape(value))
+    return array.astype(array.dtype.newbyteorder("<"), copy=False)
+
+
+@lru_cache(maxsize=16)
+def _header_of(form: tuple[tuple[str, str, tuple[int, ...]], ...]) -> tuple[bytes, tuple[str, ...]]:
+    """Return how safetensors begins a file of tensors of that form, and the order in which it puts them."""
+    whole: bytes = save_tensors({name: np.zeros(shape, dtype) for name, dtype, shape in form})
+    begin = 8 + int.from_bytes(whole[:8], "little")
+    places = {name: entry["data_offsets"] for name, entry in json.loads(whole[8:begin]).items()}
+    return whole[:begin], tuple(sorted(places, key=lambda name: (*places[name], name)))
 
 
 def read_state(storage: Storage, checkpoint: Checkpoint) -> State:

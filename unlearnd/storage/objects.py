@@ -8,7 +8,6 @@ whole object. Destroying looks again afterwards, because a claim of destruction 
 import errno
 import os
 import posixpath
-import secrets
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -19,9 +18,10 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from unlearnd.errors import NotFoundError, StorageError
+from unlearnd.storage.disk import Pieces, sync_folder, write_files
 
-# Small synchronous writes wait for the disk: let them wait together, but not so many that training feels it.
-_WRITERS = 2
+# Requests wait for the other side: let them wait together, but not so many that training feels it.
+_WRITERS = 8
 
 
 class Storage:
@@ -50,17 +50,26 @@ class Storage:
 
     def write(self, name: str, data: bytes) -> None:
         """Store `data` under `name`, replacing what is there, whole or not at all."""
-        with _translated(name):
-            if self._local:
-                _write_local(Path(self._full(name)), data)
-            else:
-                self._fs.pipe_file(self._full(name), data)
+        self.write_many([(name, [data])])
 
-    def write_many(self, objects: Iterable[tuple[str, bytes]]) -> None:
-        """Store several objects; all are durable when this returns, in no particular order."""
+    def write_many(self, objects: Iterable[tuple[str, Pieces]]) -> None:
+        """Store several objects, given in pieces; all are durable when this returns, in no particular order."""
+        if self._local:
+            files = {self._full(name): (name, pieces) for name, pieces in objects}
+            try:
+                write_files([(path, pieces) for path, (_, pieces) in files.items()])
+            except OSError as error:
+                name, _ = files.get(str(error.filename2 or error.filename), (posixpath.basename(self._root), ()))
+                with _translated(name):
+                    raise
+            return
         with ThreadPoolExecutor(_WRITERS) as pool:
-            for _ in pool.map(lambda named: self.write(*named), objects):
+            for _ in pool.map(lambda named: self._send(*named), objects):
                 pass
+
+    def _send(self, name: str, pieces: Pieces) -> None:
+        with _translated(name):
+            self._fs.pipe_file(self._full(name), pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
     def read(self, name: str) -> bytes:
         """Return the bytes under `name`; raise `NotFoundError` where there are none."""
@@ -104,7 +113,7 @@ class Storage:
                     self._fs.rm_file(self._full(name))
         for folder in {posixpath.dirname(name) for name in names}:
             if self._local:
-                _sync_folder(Path(self._full(folder)))
+                sync_folder(self._full(folder))
             left = set(self.list(folder)).intersection(names)
             if left:
                 raise StorageError(f"{len(left)} objects below {folder} are still there after destroying them")
@@ -114,45 +123,6 @@ class Storage:
         if path != self._root and not path.startswith(self._root.rstrip("/") + "/"):
             raise StorageError(f"the name '{name}' leads out of the storage root")
         return path
-
-
-def _write_local(path: Path, data: bytes) -> None:
-    made = _make_folder(path.parent)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
-    # The name is durable once its folder is, and a new folder once the one above it is.
-    for folder in (path.parent, *(folder.parent for folder in made)):
-        _sync_folder(folder)
-
-
-def _make_folder(folder: Path) -> list[Path]:
-    """Make a folder and those above it; return the new ones."""
-    made = []
-    for missing in (folder, *folder.parents):
-        if missing.is_dir():
-            break
-        made.append(missing)
-    for missing in reversed(made):
-        missing.mkdir(mode=0o700, exist_ok=True)
-    return made
-
-
-def _sync_folder(folder: Path) -> None:
-    with suppress(FileNotFoundError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 @contextmanager
