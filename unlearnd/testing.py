@@ -673,7 +673,7 @@ def _arrays(state: State) -> dict[str, NDArray[Any]]:
 
 
 def _through_file(state: State) -> State:
-    read: State = load_tensors(encode_state(state).data)
+    read: State = load_tensors(b"".join(encode_state(state).pieces))
     return read
 
 
