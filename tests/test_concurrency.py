@@ -6,10 +6,8 @@ step and does there what the other would do.
 
 import os
 import signal
-import sqlite3
 import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +88,7 @@ def pair(people: Callable[..., Any], new_store: Callable[..., Any], add: Callabl
     return make
 
 
+@pytest.mark.both_databases
 def test_two_processes_erase_different_users_of_one_shard_at_once(
     people: Callable[..., Any],
     pair: Callable[..., Any],
@@ -170,6 +169,7 @@ def test_two_builders_at_once_make_every_checkpoint_once(
     check_no_orphans(met.folder)
 
 
+@pytest.mark.both_databases
 def test_erasing_while_another_process_adds_points_of_the_same_people(
     people: Callable[..., Any],
     pair: Callable[..., Any],
@@ -190,6 +190,7 @@ def test_erasing_while_another_process_adds_points_of_the_same_people(
     check_no_orphans(met.folder)
 
 
+@pytest.mark.both_databases
 def test_points_added_at_the_very_moment_their_user_is_erased_do_not_lose_their_key(
     people: Callable[..., Any],
     pair: Callable[..., Any],
@@ -220,6 +221,7 @@ def test_points_added_at_the_very_moment_their_user_is_erased_do_not_lose_their_
     assert met.status().datasets[0].points == len(rows.without(["u3"]))
 
 
+@pytest.mark.both_databases
 def test_two_erasures_of_one_slice_both_cut_off_lose_nothing(
     people: Callable[..., Any],
     pair: Callable[..., Any],
@@ -246,6 +248,7 @@ def test_two_erasures_of_one_slice_both_cut_off_lose_nothing(
     check_no_orphans(met.folder)
 
 
+@pytest.mark.both_databases
 def test_a_builder_that_slept_through_an_erasure_leaves_nothing_it_made_from_the_erased(
     people: Callable[..., Any],
     pair: Callable[..., Any],
@@ -265,8 +268,8 @@ def test_a_builder_that_slept_through_an_erasure_leaves_nothing_it_made_from_the
         # erased somebody the state was made from, and swept the folder. Then the builder wakes up and writes.
         if not slept:
             slept.append(True)
-            with closing(sqlite3.connect(met.folder / "ledger.sqlite")) as ledger, ledger:
-                ledger.execute("UPDATE lease SET expires = 0")
+            with met.ledger.write() as connection:
+                connection.exec_driver_sql("UPDATE lease SET expires = 0")
             with unlearnd.open_store(str(met.folder)) as other:
                 other.erase([user], build=False)
         write(self, objects)
@@ -278,6 +281,7 @@ def test_a_builder_that_slept_through_an_erasure_leaves_nothing_it_made_from_the
     check_no_orphans(met.folder)
 
 
+@pytest.mark.both_databases
 def test_a_served_model_sees_an_erasure_by_another_process_before_its_next_answer(
     people: Callable[..., Any],
     pair: Callable[..., Any],
@@ -325,6 +329,7 @@ with unlearnd.open_store(sys.argv[1]) as store:
     assert answers > 10
 
 
+@pytest.mark.both_databases
 def test_the_lease_of_a_killed_process_is_taken_over_at_once(
     people: Callable[..., Any],
     pair: Callable[..., Any],
@@ -367,6 +372,7 @@ def test_a_lease_that_a_living_process_holds_is_not_taken_and_the_message_names_
         pass
 
 
+@pytest.mark.both_databases
 def test_a_builder_whose_lease_is_wanted_lets_go(
     people: Callable[..., Any],
     pair: Callable[..., Any],

@@ -104,6 +104,11 @@ class Reader:
             "PYTHONSAFEPATH": "",
         }
 
+    def knows(self, *, PATH: str = "", **variables: str) -> None:
+        """Add to the reader's environment, and to where commands are found."""
+        self._environment |= variables
+        self._environment["PATH"] += f"{os.pathsep}{PATH}" if PATH else ""
+
     def follow(self, block: Block) -> None:
         kind, value = block.note or ("", "")
         if kind == "file":
@@ -153,8 +158,12 @@ class Reader:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_example_on_a_page_runs_as_written(page, tmp_path):
+def test_every_example_on_a_page_runs_as_written(page, tmp_path, request):
     reader = Reader(tmp_path)
+    if "postgresql+psycopg:" in page.read_text():
+        # Somebody who is on the server, and whom it lets in.
+        server = request.getfixturevalue("postgres")
+        reader.knows(PGHOST=server.socket, PGUSER="postgres", PATH=str(server.handle.bin_path))
     for block in blocks_of(page):
         if block.language in RUN or block.note:
             reader.follow(block)

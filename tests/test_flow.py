@@ -15,6 +15,9 @@ from unlearnd.errors import InputError, NotFoundError, RefusedError
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
 
+pytestmark = pytest.mark.both_databases
+
+
 @pytest.fixture
 def trained(
     people: Callable[..., Any], new_store: Callable[..., Any], add: Callable[..., Any], fit: Callable[..., Any]

@@ -4,7 +4,7 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import inspect
 
 from unlearnd.errors import BusyError, DamagedStoreError, InputError, NotFoundError, StorageError
 from unlearnd.leases import hold
-from unlearnd.ledger import Ledger, leases, points
-from unlearnd.ledger.connection import stamp
+from unlearnd.ledger import Ledger, leases, log, points
+from unlearnd.ledger.connection import many, stamp
 from unlearnd.ledger.migrate import migrate
 from unlearnd.ledger.tables import SCHEMA
 from unlearnd.packing import pack, pack_many, unpack, unpack_flat, unpack_many
@@ -29,13 +30,29 @@ def clock() -> datetime:
     return datetime.now(UTC)
 
 
+pytestmark = pytest.mark.both_databases
+
+
+@pytest.fixture
+def url(ledger_url: Callable[[str], str]) -> str:
+    return ledger_url("ledger")
+
+
+@pytest.fixture
+def ledger(url: str) -> Iterator[Ledger]:
+    made = Ledger.create(url)
+    yield made
+    made.close()
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.sqlite"
 
 
 @pytest.fixture
-def ledger(path: Path) -> Iterator[Ledger]:
+def file(path: Path) -> Iterator[Ledger]:
+    """Return a ledger in SQLite, for what only a file can have."""
     made = Ledger.create(f"sqlite:///{path}")
     yield made
     made.close()
@@ -61,15 +78,85 @@ def columns_of(path: Path) -> dict[str, list[tuple[object, ...]]]:
     return found
 
 
+def described(ledger: Ledger) -> dict[str, object]:
+    """Return all that a database says about its tables, whatever it was made by."""
+    with ledger.read() as connection:
+        found = inspect(connection)
+        return {
+            table: {
+                "columns": [(c["name"], str(c["type"]), c["nullable"]) for c in found.get_columns(table)],
+                "key": found.get_pk_constraint(table)["constrained_columns"],
+                "foreign": sorted(
+                    (*key["constrained_columns"], key["referred_table"]) for key in found.get_foreign_keys(table)
+                ),
+                "unique": sorted(unique["column_names"] for unique in found.get_unique_constraints(table)),
+                "indexes": sorted((i["name"], tuple(i["column_names"])) for i in found.get_indexes(table)),
+            }
+            for table in found.get_table_names()
+            if table != "alembic_version"
+        }
+
+
 # Schema
 
+RELEASED = ("0001",)
+"""Schemas of releases, each of which some store may still have."""
 
-def test_migrations_from_nothing_end_in_the_schema_that_a_new_ledger_has(ledger: Ledger, path: Path) -> None:
+
+@pytest.mark.parametrize("released", [None, *RELEASED])
+def test_migrations_end_in_the_schema_that_a_new_ledger_has(
+    ledger: Ledger, ledger_url: Callable[[str], str], released: str | None
+) -> None:
+    old = ledger_url("old")
+    if released:
+        migrate(old, released)
+        with pytest.raises(DamagedStoreError, match=f"schema {released}, this release needs {SCHEMA}: run"):
+            Ledger.open(old)
+    assert migrate(old) == (released, SCHEMA)
+    with closing(Ledger.open(old)) as migrated:
+        assert described(migrated) == described(ledger)
+        assert len(described(ledger)) > 15
+        check_append_only(migrated)
+
+
+@pytest.mark.parametrize("released", RELEASED)
+def test_rows_of_an_older_schema_are_there_after_a_migration(url: str, released: str) -> None:
+    migrate(url, released)
+    with closing(Ledger(url)) as old:
+        points.open_ingest(old, "one", "people", NOON)
+        leases.take(old, ["a"], "me", 100, 10, [])
+        with old.write() as connection:
+            log.append(connection, [b"first", b"second"])
+        enter(old, [])
+        with old.write() as connection:
+            connection.exec_driver_sql(
+                "INSERT INTO model (name, dataset_id, spec, sliceable, deterministic, seed, declared_at) "
+                "SELECT 'm', id, '{}', TRUE, TRUE, 9223372036854775807, '' FROM dataset"
+            )
+            many(
+                connection,
+                "INSERT INTO build (id, model_id, started_at, samples, from_scratch, checkpoints, seconds) "
+                "SELECT ?, id, '', 1, 2, 3, 0.5 FROM model",
+                [("second",), ("first",)],
+            )
+        root = log.size_and_root(old)
+    migrate(url)
+    with closing(Ledger.open(url)) as new:
+        assert points.unfinished_ingests(new, "people") == ["one"]
+        assert leases.look(new, "me") == ({"a"}, False)
+        assert log.size_and_root(new) == root
+        assert new.peek("SELECT seed FROM model") == 2**63 - 1
+        with new.read() as connection:
+            kept = connection.exec_driver_sql("SELECT id FROM build ORDER BY number, id").scalars().all()
+        # SQLite knew the order in which rows came, and it is kept.
+        assert kept == (["second", "first"] if url.startswith("sqlite") else ["first", "second"])
+
+
+def test_every_kind_of_table_is_made_the_same_by_sqlite_s_migrations(file: Ledger, path: Path) -> None:
     migrated = path.with_name("migrated.sqlite")
     assert migrate(f"sqlite:///{migrated}") == (None, SCHEMA)
     made, grown = schema_of(path), schema_of(migrated)
     assert made.keys() == grown.keys()
-    assert len(made) > 15
     assert columns_of(path).keys() == columns_of(migrated).keys()
     for table, columns in columns_of(path).items():
         if table != "alembic_version":
@@ -83,45 +170,62 @@ def test_migrations_from_nothing_end_in_the_schema_that_a_new_ledger_has(ledger:
     )
 
 
-def test_a_migrated_ledger_opens_and_migrating_again_changes_nothing(path: Path) -> None:
-    url = f"sqlite:///{path}"
+def test_a_migrated_ledger_opens_and_migrating_again_changes_nothing(url: str) -> None:
     migrate(url)
-    Ledger.open(url).close()
-    before = schema_of(path)
-    assert migrate(url) == (SCHEMA, SCHEMA)
-    assert schema_of(path) == before
+    with closing(Ledger.open(url)) as ledger:
+        before = described(ledger)
+        assert migrate(url) == (SCHEMA, SCHEMA)
+        assert described(ledger) == before
 
 
-def test_migrating_a_ledger_in_use_loses_nothing(ledger: Ledger, path: Path) -> None:
+def test_migrating_a_ledger_in_use_loses_nothing(ledger: Ledger) -> None:
     points.open_ingest(ledger, "one", "people", NOON)
     migrate(ledger.url)
     assert points.unfinished_ingests(ledger, "people") == ["one"]
 
 
-def test_a_ledger_of_another_schema_is_not_opened(ledger: Ledger, path: Path) -> None:
+def test_a_ledger_of_another_schema_is_not_opened(ledger: Ledger) -> None:
     with ledger.write() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0000'")
     with pytest.raises(DamagedStoreError, match=f"schema 0000, this release needs {SCHEMA}: run `unlearnd migrate`"):
         Ledger.open(ledger.url)
 
 
-def test_no_table_has_room_for_a_user_id(ledger: Ledger, path: Path) -> None:
-    columns = {name: {row[1] for row in rows if isinstance(row[1], str)} for name, rows in columns_of(path).items()}
+def test_no_table_has_room_for_a_user_id(ledger: Ledger) -> None:
+    with ledger.read() as connection:
+        found = inspect(connection)
+        columns = {table: {c["name"] for c in found.get_columns(table)} for table in found.get_table_names()}
     assert columns["users"] >= {"handle", "key", "erased_at"}
     assert not any({"user", "user_id", "name"} & columns[table] for table in ("users", "holding", "request"))
+
+
+def check_append_only(ledger: Ledger) -> None:
+    with ledger.write() as connection:
+        log.append(connection, [b"a leaf"])
+    for sql in ("UPDATE leaf SET body = body", "DELETE FROM leaf", "UPDATE node SET hash = hash", "DELETE FROM node"):
+        with pytest.raises(DamagedStoreError, match="the log is append-only"), ledger.write() as connection:
+            connection.exec_driver_sql(sql)
+
+
+def test_nothing_in_the_log_can_be_changed(ledger: Ledger) -> None:
+    check_append_only(ledger)
+    if ledger.url.startswith("postgresql"):
+        with pytest.raises(DamagedStoreError, match="the log is append-only"), ledger.write() as connection:
+            connection.exec_driver_sql("TRUNCATE leaf")
+    assert log.size_and_root(ledger)[0] == 1
 
 
 # Opening
 
 
-def test_only_the_owner_can_read_a_ledger(ledger: Ledger, path: Path) -> None:
+def test_only_the_owner_can_read_a_ledger(file: Ledger, path: Path) -> None:
     assert path.stat().st_mode & 0o077 == 0
 
 
-def test_a_ledger_that_is_not_there_is_not_made_by_opening_it(path: Path) -> None:
-    with pytest.raises(NotFoundError, match=str(path)):
-        Ledger.open(f"sqlite:///{path}")
-    assert not path.exists()
+def test_a_ledger_that_is_not_there_is_not_made_by_opening_it(url: str) -> None:
+    for _ in range(2):
+        with pytest.raises(NotFoundError, match="there is no ledger"):
+            Ledger.open(url)
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage" * 500, b"SQLite format 3\0" + b"\1" * 4080])
@@ -131,10 +235,10 @@ def test_a_file_that_is_no_ledger_is_damage_that_names_the_file(path: Path, cont
         Ledger.open(f"sqlite:///{path}")
 
 
-@pytest.mark.parametrize("url", ["bogus", "nosuch://x", "postgresql://host/db", "sqlite://", "mysql://x/y"])
-def test_a_url_that_is_no_sqlite_file_is_refused(url: str) -> None:
+@pytest.mark.parametrize("bad", ["bogus", "nosuch://x", "postgresql+asyncpg://host/db", "sqlite://", "mysql://x/y"])
+def test_a_url_that_is_neither_sqlite_nor_postgresql_is_refused(bad: str) -> None:
     with pytest.raises(InputError):
-        Ledger(url)
+        Ledger(bad)
 
 
 def test_times_are_kept_in_utc_to_the_second() -> None:
@@ -195,48 +299,48 @@ def bytes_on_disk(path: Path) -> bytes:
     return b"".join(file.read_bytes() for file in sorted(path.parent.glob("ledger.sqlite*")))
 
 
-def test_every_connection_is_durable_and_overwrites_what_it_deletes(ledger: Ledger) -> None:
+def test_every_connection_is_durable_and_overwrites_what_it_deletes(file: Ledger) -> None:
     wanted = {"secure_delete": 1, "journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "temp_store": 2}
-    for open_ in (ledger.read, ledger.write):
+    for open_ in (file.read, file.write):
         with open_() as connection:
             found = {name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in wanted}
         assert found == wanted
-    assert ledger.peek("PRAGMA secure_delete") == 1
+    assert file.peek("PRAGMA secure_delete") == 1
 
 
-def test_a_destroyed_key_is_in_no_file_after_a_scrub(ledger: Ledger, path: Path) -> None:
+def test_a_destroyed_key_is_in_no_file_after_a_scrub(file: Ledger, path: Path) -> None:
     keys = [(bytes([number]) * 16, bytes([200, number]) * 16) for number in range(1, 60)]
-    with ledger.write() as connection:
+    with file.write() as connection:
         connection.exec_driver_sql("INSERT INTO users (handle, key) VALUES (?, ?)", keys)
     assert keys[30][1] in bytes_on_disk(path)
-    with ledger.write() as connection:
+    with file.write() as connection:
         connection.exec_driver_sql("UPDATE users SET key = NULL WHERE handle = ?", (keys[30][0],))
-    ledger.scrub()
+    file.scrub()
     assert keys[30][1] not in bytes_on_disk(path)
     assert keys[31][1] in bytes_on_disk(path)
 
 
-def test_a_scrub_empties_the_write_ahead_log(ledger: Ledger, path: Path) -> None:
-    points.open_ingest(ledger, "x", "people", NOON)
+def test_a_scrub_empties_the_write_ahead_log(file: Ledger, path: Path) -> None:
+    points.open_ingest(file, "x", "people", NOON)
     log = path.with_name("ledger.sqlite-wal")
     assert log.stat().st_size > 0
-    ledger.scrub()
+    file.scrub()
     assert log.stat().st_size == 0
-    assert points.unfinished_ingests(ledger, "people") == ["x"]
+    assert points.unfinished_ingests(file, "people") == ["x"]
 
 
-def test_a_scrub_that_a_reader_keeps_from_emptying_the_log_says_so(ledger: Ledger, path: Path) -> None:
-    points.open_ingest(ledger, "x", "people", NOON)
+def test_a_scrub_that_a_reader_keeps_from_emptying_the_log_says_so(file: Ledger, path: Path) -> None:
+    points.open_ingest(file, "x", "people", NOON)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN")
         other.execute("SELECT count(*) FROM ingest").fetchall()
-        points.open_ingest(ledger, "y", "people", NOON)
+        points.open_ingest(file, "y", "people", NOON)
         begun = time.monotonic()
         with pytest.raises(StorageError, match="write-ahead log cannot be emptied"):
-            ledger.scrub(patience=0.1)
+            file.scrub(patience=0.1)
         assert time.monotonic() - begun < 5
         other.execute("COMMIT")
-        ledger.scrub()
+        file.scrub()
 
 
 # Leases
@@ -336,7 +440,7 @@ def enter(ledger: Ledger, holdings: list[tuple[bytes, int, int, int, bytes]]) ->
         connection.exec_driver_sql(
             "INSERT INTO dataset (name, unit, placement, shards, dtype, shape, columns, label_kind, labels, "
             "labels_declared, \"groups\", points, version, created_at) VALUES ('d', 'user', 'uniform', 2, 'float32', "
-            "'[1]', 'null', 'int', '[0]', 0, '[]', 100, 1, '')"
+            "'[1]', 'null', 'int', '[0]', FALSE, '[]', 100, 1, '')"
         )
         dataset_id = int(connection.exec_driver_sql("SELECT id FROM dataset WHERE name = 'd'").scalar_one())
         for handle, shard, slice_, first, positions in holdings:

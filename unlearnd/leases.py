@@ -49,7 +49,7 @@ class Hold:
             due = time.monotonic() - renewed > _RENEW_EVERY
             try:
                 if due:
-                    mine, wanted = leases.renew(ledger, self.holder, clock().timestamp() + _SECONDS)
+                    mine, wanted = leases.renew(ledger, self.holder, _now(ledger, clock) + _SECONDS)
                     renewed = time.monotonic()
                 else:
                     mine, wanted = leases.look(ledger, self.holder)
@@ -87,7 +87,7 @@ def _take(ledger: Ledger, held: Hold, clock: Clock, preempt: bool, patience: flo
     give_up = time.monotonic() + patience
     dead: list[str] = []
     while True:
-        now = clock().timestamp()
+        now = _now(ledger, clock)
         blocking = leases.take(ledger, held.names, held.holder, now + _SECONDS, now, dead)
         if not blocking:
             return
@@ -102,6 +102,11 @@ def _take(ledger: Ledger, held: Hold, clock: Clock, preempt: bool, patience: flo
             host, pid = first.holder.split("/")[:2]
             raise BusyError(f"process {pid} on {host} is at work on {first.name}; try again when it is done")
         time.sleep(0.05)
+
+
+def _now(ledger: Ledger, clock: Clock) -> float:
+    """Return the time that leases go by: the database's where it has a clock, since machines may disagree."""
+    return ledger.time(clock().timestamp())
 
 
 def _this_process() -> str:

@@ -1,28 +1,24 @@
 """Open a ledger and run transactions on it.
 
-SQLite is used so that nothing deleted stays readable: `secure_delete` overwrites freed bytes, and `scrub`
-empties the write-ahead log, which would otherwise keep old pages. Writers take the lock when they begin, so a
-transaction never fails half-way because another one was quicker.
+The same ledger in a file of SQLite or in PostgreSQL: what differs is in `sqlite` and `postgres`. Transactions that
+write come one after the other, so each sees all that the one before it did and none fails because another was quicker.
 """
 
-import os
-import sqlite3
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlmodel import SQLModel
 
-from unlearnd.errors import DamagedStoreError, InputError, NotFoundError, RefusedError, StorageError
-from unlearnd.ledger.tables import SCHEMA, TRIGGERS
-
-_BUSY_SECONDS = 60
+from unlearnd.errors import DamagedStoreError, InputError
+from unlearnd.ledger.database import ASIDE, BULK, HOW, READ, WRITE, Database
+from unlearnd.ledger.postgres import PostgreSQL
+from unlearnd.ledger.sqlite import SQLite
+from unlearnd.ledger.tables import SCHEMA
 
 
 def stamp(now: datetime) -> str:
@@ -37,37 +33,49 @@ def many(connection: Connection, sql: str, rows: Iterable[tuple[Any, ...]]) -> N
         connection.exec_driver_sql(sql, listed)
 
 
+def in_postgres(connection: Connection) -> bool:
+    """Say whether a ledger is in PostgreSQL, for the few statements that only it has a better way for."""
+    return connection.dialect.name == PostgreSQL.kind
+
+
+def hold_rows(connection: Connection, otherwise: str = "") -> str:
+    """Return what makes a SELECT keep others from changing its rows until the transaction ends.
+
+    SQLite needs nothing: there, nobody else writes. `otherwise` says what to do about rows that are held already.
+    """
+    return f" FOR UPDATE {otherwise}" if in_postgres(connection) else ""
+
+
+def copy_in(connection: Connection, into: str, types: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
+    """Load rows by PostgreSQL's COPY; `into` is a table with its columns in brackets."""
+    raw: Any = connection.connection.driver_connection
+    with raw.cursor() as cursor, cursor.copy(f"COPY {into} FROM STDIN (FORMAT BINARY)") as copy:
+        copy.set_types(types)
+        for row in rows:
+            copy.write_row(row)
+
+
 class Ledger:
     """An open ledger. Close it when done."""
 
     def __init__(self, url: str) -> None:
         self.url = url
-        try:
-            parsed = make_url(url)
-        except ArgumentError as error:
-            raise InputError(f"the ledger URL cannot be used: {error}") from None
-        if parsed.drivername != "sqlite" or not parsed.database:
-            raise InputError("this release keeps its ledger in SQLite: give a URL that begins with sqlite:///")
-        self._path = Path(parsed.database)
-        self._engine = create_engine(parsed, connect_args={"timeout": _BUSY_SECONDS}, hide_parameters=True)
-        _prepare_sqlite(self._engine)
-        self._writer = self._engine.execution_options(unlearnd_write=True)
-        self._peeker = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._database = _database(url)
+        engine = self._database.engine
+        self._reader, self._writer, self._loader, self._sider = (
+            engine.execution_options(**{HOW: how}) for how in (READ, WRITE, BULK, ASIDE)
+        )
 
     @classmethod
     def create(cls, url: str) -> "Ledger":
         """Make an empty ledger at `url`."""
         ledger = cls(url)
-        try:
-            ledger._path.touch(mode=0o600, exist_ok=False)
-        except FileExistsError:
-            raise RefusedError(f"there is a file at {ledger._path} already; a ledger is never overwritten") from None
-        except OSError as error:
-            raise StorageError(f"the ledger {ledger._path} cannot be made: {error.strerror}") from None
+        ledger._database.reserve()
         with ledger.write() as connection:
+            ledger.make_room(connection)
             SQLModel.metadata.create_all(connection)
-            for trigger in TRIGGERS:
-                connection.exec_driver_sql(trigger)
+            for guard in ledger._database.guards():
+                connection.exec_driver_sql(guard)
             connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)")
             connection.exec_driver_sql("INSERT INTO alembic_version VALUES (?)", (SCHEMA,))
         return ledger
@@ -86,92 +94,115 @@ class Ledger:
     @classmethod
     def check(cls, url: str) -> str:
         """Return the schema of the ledger at `url`; raise when there is none, or something else."""
-        path = cls(url)._path
-        if not path.exists():
-            raise NotFoundError(f"there is no ledger at {path}")
-        if not os.access(path, os.W_OK) or not os.access(path.parent, os.W_OK):
-            raise StorageError(f"the ledger {path} or its folder cannot be written to")
-        try:
-            # Read-only: what is not ours must not be changed by a mere look at it.
-            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-                row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-        except sqlite3.Error as error:
-            raise DamagedStoreError(f"{path} is not a ledger, or damaged: {error}") from None
-        if row is None:
-            raise DamagedStoreError(f"{path} is not a ledger, or damaged: it has no schema")
-        return str(row[0])
+        return _database(url).check()
 
     @classmethod
     def discard(cls, url: str) -> None:
         """Remove a ledger that was just made and will not be used."""
-        path = cls(url)._path
-        for ending in ("", "-wal", "-shm"):
-            Path(f"{path}{ending}").unlink(missing_ok=True)
+        _database(url).discard()
+
+    def make_room(self, connection: Connection) -> None:
+        """Make room for a new ledger's tables in the transaction that makes them; refuse where there is something."""
+        self._database.settle(connection)
+
+    @property
+    def remnants(self) -> tuple[str, ...]:
+        """What deleted rows may still be found in after a scrub, as a receipt says it."""
+        return self._database.remnants
 
     def close(self) -> None:
         """Let go of the database."""
-        self._engine.dispose()
+        self._database.engine.dispose()
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """Run one transaction that writes: all of it or nothing."""
-        with _translated(), self._writer.begin() as connection:
+        """Run one transaction that writes: all of it or nothing, and no other at the same time."""
+        with self._translated(), _begun(self._writer) as connection:
+            yield connection
+
+    @contextmanager
+    def load(self) -> Iterator[Connection]:
+        """Run one transaction that writes much of its own first and calls `take_turn` before the rest."""
+        with self._translated(), _begun(self._loader) as connection:
+            yield connection
+
+    @contextmanager
+    def write_aside(self) -> Iterator[Connection]:
+        """Run one short transaction about leases alone: it waits for no writer and appends nothing."""
+        with self._translated(), _begun(self._sider) as connection:
             yield connection
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """Run queries that see one moment of the ledger."""
-        with _translated(), self._engine.begin() as connection:
+        with self._translated(), _begun(self._reader) as connection:
             yield connection
+
+    def take_turn(self, connection: Connection) -> None:
+        """Wait, in a transaction of `load`, until nobody else writes."""
+        self._database.take_turn(connection)
 
     def peek(self, sql: str, *values: Any) -> Any:
         """Return one value by the shortest way: for what is asked before every answer."""
-        with _translated(), self._peeker.connect() as connection:
-            return connection.exec_driver_sql(sql, values).scalar()
+        with self._translated():
+            try:
+                with self._database.engine.connect() as connection:
+                    return connection.exec_driver_sql(sql, values).scalar()
+            except DBAPIError as error:
+                if not error.connection_invalidated:
+                    raise
+            # The server went away and came back while nothing was asked: ask again, by a new connection.
+            with self._database.engine.connect() as connection:
+                return connection.exec_driver_sql(sql, values).scalar()
+
+    def time(self, here: float) -> float:
+        """Return the time by the database's own clock, which all who use it share; `here` where it has none."""
+        sql = self._database.time
+        return float(self.peek(sql)) if sql else here
 
     def scrub(self, patience: float = 10.0) -> None:
-        """Make what was deleted unreadable in the database's files."""
-        deadline = time.monotonic() + patience
-        while True:
-            with _translated(), self._peeker.connect() as connection:
-                # The waiting is done here: SQLite's own would hold the writers up for all of it.
-                connection.exec_driver_sql("PRAGMA busy_timeout=0")
-                row = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
-                connection.exec_driver_sql(f"PRAGMA busy_timeout={1000 * _BUSY_SECONDS}")
-            if row[0] == 0:
-                return
-            if time.monotonic() > deadline:
-                raise StorageError("the ledger's write-ahead log cannot be emptied: another process keeps reading it")
-            time.sleep(0.05)
+        """Make what was deleted unreadable, as far as the database can; see `remnants`."""
+        with self._translated():
+            self._database.scrub(self._database.engine.connect, patience)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn what the database raises into our errors, without the values it was given."""
+        try:
+            yield
+        except DBAPIError as error:
+            raise self._database.refusal(error) from None
 
 
-def _prepare_sqlite(engine: Engine) -> None:
-    @event.listens_for(engine, "connect")
-    def connect(dbapi_connection: Any, _record: Any) -> None:
-        # The driver's own BEGIN comes too late and never takes the write lock: we say it ourselves.
-        dbapi_connection.isolation_level = None
-        for pragma in (
-            "journal_mode=WAL",
-            "synchronous=FULL",
-            "secure_delete=ON",
-            "foreign_keys=ON",
-            "temp_store=MEMORY",
-        ):
-            dbapi_connection.execute(f"PRAGMA {pragma}")
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        options = connection.get_execution_options()
-        if options.get("isolation_level") != "AUTOCOMMIT":
-            connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get("unlearnd_write") else "BEGIN")
+def _database(url: str) -> Database:
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        # Not the URL itself, nor SQLAlchemy's words about it: there may be a password in it.
+        raise InputError("the ledger URL cannot be used: it is not of the form name://place") from None
+    if parsed.drivername == "sqlite" and parsed.database:
+        return SQLite(parsed)
+    if parsed.drivername in ("postgresql", "postgresql+psycopg"):
+        return PostgreSQL(parsed)
+    raise InputError(
+        "a ledger is in SQLite or PostgreSQL: give a URL that begins with sqlite:/// or postgresql+psycopg://"
+    )
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
-    """Turn what the database raises into our errors, without the values it was given."""
+def _begun(engine: Engine) -> Iterator[Connection]:
+    connection = engine.connect()
     try:
-        yield
-    except OperationalError as error:
-        raise StorageError(f"the ledger cannot be used: {error.orig}") from None
-    except DBAPIError as error:
-        raise DamagedStoreError(f"the ledger refused a change: {error.orig}") from None
+        try:
+            transaction = connection.begin()
+        except DBAPIError as error:
+            if not error.connection_invalidated:
+                raise
+            # The server went away and came back while this connection lay idle: nothing had begun on it.
+            connection.close()
+            connection = engine.connect()
+            transaction = connection.begin()
+        with transaction:
+            yield connection
+    finally:
+        connection.close()

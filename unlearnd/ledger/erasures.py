@@ -66,6 +66,7 @@ class Marking:
 
 
 _ERASURE = "SELECT id, received_at, marked_at, influence_removed_at, rebuilt_at, touched FROM erasure"
+_OLDEST_FIRST = "ORDER BY received_at, (SELECT min(leaf) FROM request WHERE erasure_id = erasure.id)"
 _REQUEST = "SELECT id, erasure_id, handle, dataset, position, leaf, commitment, nonce, outcome FROM request"
 
 
@@ -109,7 +110,7 @@ def erasure_by_id(ledger: Ledger, erasure_id: str) -> Erasure:
 def unfinished_erasures(ledger: Ledger) -> list[Erasure]:
     """Return the erasures that were recorded and whose influence is not known to be removed, oldest first."""
     with ledger.read() as connection:
-        rows = connection.exec_driver_sql(f"{_ERASURE} WHERE influence_removed_at IS NULL ORDER BY received_at, rowid")
+        rows = connection.exec_driver_sql(f"{_ERASURE} WHERE influence_removed_at IS NULL {_OLDEST_FIRST}")
         return [_erasure(row) for row in rows]
 
 
@@ -117,7 +118,7 @@ def erasures_to_rebuild(ledger: Ledger) -> list[Erasure]:
     """Return the erasures after which no build has ended yet."""
     with ledger.read() as connection:
         rows = connection.exec_driver_sql(
-            f"{_ERASURE} WHERE influence_removed_at IS NOT NULL AND rebuilt_at IS NULL ORDER BY received_at, rowid"
+            f"{_ERASURE} WHERE influence_removed_at IS NOT NULL AND rebuilt_at IS NULL {_OLDEST_FIRST}"
         )
         return [_erasure(row) for row in rows]
 
@@ -143,13 +144,13 @@ def last_requests(
     with ledger.read() as connection:
         for handle in handles:
             row = connection.exec_driver_sql(
-                f"{_REQUEST} WHERE handle = ? ORDER BY rowid DESC LIMIT 1", (handle,)
+                f"{_REQUEST} WHERE handle = ? ORDER BY leaf DESC LIMIT 1", (handle,)
             ).one_or_none()
             if row:
                 newest[handle] = _request(row)
         for point in points:
             row = connection.exec_driver_sql(
-                f"{_REQUEST} WHERE dataset = ? AND position = ? ORDER BY rowid DESC LIMIT 1", point
+                f"{_REQUEST} WHERE dataset = ? AND position = ? ORDER BY leaf DESC LIMIT 1", point
             ).one_or_none()
             if row:
                 newest[point] = _request(row)

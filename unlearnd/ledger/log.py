@@ -123,9 +123,10 @@ def all_heads(ledger: Ledger) -> list[tuple[int, str]]:
 
 def signing_keys(ledger: Ledger, role: str | None = None) -> list[SigningKey]:
     """Return the keys that sign or signed for this store, oldest first."""
-    sql = "SELECT key_id, role, public, since, until FROM signing_key ORDER BY since, key_id"
+    sql = "SELECT key_id, role, public, since, until FROM signing_key"
     with ledger.read() as connection:
         found = [SigningKey(**row._mapping) for row in connection.exec_driver_sql(sql)]
+    found.sort(key=lambda key: (key.since, key.key_id))
     return [key for key in found if role in (None, key.role)]
 
 

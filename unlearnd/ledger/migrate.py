@@ -12,8 +12,8 @@ from unlearnd.ledger.connection import Ledger
 from unlearnd.ledger.tables import SCHEMA
 
 
-def migrate(url: str) -> tuple[str | None, str]:
-    """Upgrade the ledger at `url`; return its schema before and after. None: it had no schema."""
+def migrate(url: str, schema: str = SCHEMA) -> tuple[str | None, str]:
+    """Upgrade the ledger at `url` to a schema; return the ones before and after. None: it had none."""
     from alembic import command  # heavy, and needed only here
     from alembic.config import Config
     from alembic.util.exc import CommandError
@@ -25,15 +25,16 @@ def migrate(url: str) -> tuple[str | None, str]:
                 before = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
             else:
                 before = None
+                ledger.make_room(connection)
             config = Config()
             config.set_main_option("script_location", str(Path(migrations.__file__).parent))
             config.attributes["connection"] = connection
             try:
-                command.upgrade(config, SCHEMA)
+                command.upgrade(config, schema)
             except CommandError:
                 raise RefusedError(
                     f"the ledger has schema {before}, which a newer release made: install that"
                 ) from None
     finally:
         ledger.close()
-    return before, SCHEMA
+    return before, schema

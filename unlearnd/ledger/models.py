@@ -8,7 +8,7 @@ from typing import Any
 
 from unlearnd.digests import Digest
 from unlearnd.errors import BusyError, NotFoundError
-from unlearnd.ledger.connection import Ledger, many, stamp
+from unlearnd.ledger.connection import Ledger, hold_rows, many, stamp
 from unlearnd.ledger.leases import build_lease
 from unlearnd.ledger.log import append
 from unlearnd.recipes import Spec
@@ -73,8 +73,9 @@ _CHECKPOINT = (
 def models(ledger: Ledger, dataset_id: int | None = None) -> list[Model]:
     """Return all models by name, or those of one dataset."""
     with ledger.read() as connection:
-        rows = connection.exec_driver_sql(f"{_MODEL} ORDER BY name")
-        return [_model(row) for row in rows if dataset_id in (None, row.dataset_id)]
+        found = [_model(row) for row in connection.exec_driver_sql(_MODEL) if dataset_id in (None, row.dataset_id)]
+    # Sorted here: how a database sorts text depends on how it was set up.
+    return sorted(found, key=lambda model: model.name)
 
 
 def find_model(ledger: Ledger, name: str) -> Model | None:
@@ -144,11 +145,12 @@ def enter_checkpoints(
     were made from, and sweeps the shard's folder while holding it.
     """
     with ledger.write() as connection:
-        for shard in {checkpoint.shard for checkpoint in written}:
-            holder = connection.exec_driver_sql(
-                "SELECT holder FROM lease WHERE name = ?", (build_lease(model.name, shard),)
-            ).scalar()
-            if holder != lease_holder:
+        names = {build_lease(model.name, c.shard): c.shard for c in written}
+        sql = f"SELECT name, holder FROM lease WHERE name IN ({','.join('?' * len(names))}) ORDER BY name"
+        rows = connection.exec_driver_sql(sql + hold_rows(connection), tuple(names)) if names else ()
+        mine = {row[0] for row in rows if row[1] == lease_holder}
+        for name, shard in names.items():
+            if name not in mine:
                 raise BusyError(f"another process took over shard {shard} of the model '{model.name}'")
         append(connection, leaves)
         many(
@@ -201,18 +203,19 @@ def destroyed_by(ledger: Ledger, erasure_id: str) -> list[dict[str, Any]]:
     sql = (
         "SELECT model.name AS model, dataset.name AS dataset, shard, slice, recipe, file, tensors FROM checkpoint "
         "JOIN model ON model.id = model_id JOIN dataset ON dataset.id = model.dataset_id "
-        "WHERE destroyed_by = ? ORDER BY model.name, shard, slice"
+        "WHERE destroyed_by = ? ORDER BY shard, slice, checkpoint.id"
     )
     with ledger.read() as connection:
-        return [dict(row._mapping) for row in connection.exec_driver_sql(sql, (erasure_id,))]
+        found = [dict(row._mapping) for row in connection.exec_driver_sql(sql, (erasure_id,))]
+    return sorted(found, key=lambda checkpoint: checkpoint["model"])
 
 
 def count_build(ledger: Ledger, model: Model, build: Build, started: datetime, now: datetime) -> None:
     """Record what a build cost."""
     with ledger.write() as connection:
         connection.exec_driver_sql(
-            "INSERT INTO build (id, model_id, started_at, ended_at, samples, from_scratch, checkpoints, seconds) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO build (id, model_id, started_at, ended_at, samples, from_scratch, checkpoints, seconds, "
+            "number) SELECT ?, ?, ?, ?, ?, ?, ?, ?, coalesce(max(number), 0) + 1 FROM build",
             (
                 *(build.id, model.id, stamp(started), stamp(now)),
                 *(build.samples, build.from_scratch, build.checkpoints, build.seconds),
@@ -224,7 +227,7 @@ def builds_of(ledger: Ledger, model: Model) -> list[Build]:
     """Return what every build of a model cost, oldest first."""
     sql = (
         "SELECT id, samples, from_scratch, checkpoints, seconds FROM build WHERE model_id = ? "
-        "ORDER BY started_at, rowid"
+        "ORDER BY started_at, number"
     )
     with ledger.read() as connection:
         return [Build(row[0], model.name, *row[1:]) for row in connection.exec_driver_sql(sql, (model.id,))]

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from unlearnd.digests import Digest
 from unlearnd.errors import BusyError, NotFoundError
-from unlearnd.ledger.connection import Ledger, many, stamp
+from unlearnd.ledger.connection import Ledger, copy_in, in_postgres, many, stamp
 from unlearnd.ledger.log import append
 from unlearnd.packing import unpack_flat
 
@@ -120,13 +120,17 @@ _DATASET = (
     "SELECT id, name, unit, placement, shards, dtype, shape, columns, label_kind, labels, labels_declared, "
     '"groups", points, version FROM dataset'
 )
+# A handle met before keeps its key; one that was erased comes back as a new user with a new key.
+_MET_BEFORE = "ON CONFLICT (handle) DO UPDATE SET key = excluded.key, erased_at = NULL WHERE users.key IS NULL"
 _SEGMENT = "SELECT id, dataset_id, shard, slice, first, path, digest, rows, dropped, live FROM segment"
 
 
 def datasets(ledger: Ledger) -> list[Dataset]:
     """Return all datasets by name."""
     with ledger.read() as connection:
-        return [_dataset(row) for row in connection.exec_driver_sql(f"{_DATASET} ORDER BY name")]
+        found = [_dataset(row) for row in connection.exec_driver_sql(_DATASET)]
+    # Sorted here: how a database sorts text depends on how it was set up.
+    return sorted(found, key=lambda dataset: dataset.name)
 
 
 def find_dataset(ledger: Ledger, name: str) -> Dataset | None:
@@ -202,27 +206,26 @@ def commit_ingest(
     ledger: Ledger, ingest: Ingest, users: Iterable[Users], leaves: Sequence[bytes], now: datetime
 ) -> Dataset:
     """Enter an ingest in one transaction; `users` comes in portions so that memory stays small."""
-    with ledger.write() as connection:
+    with ledger.load() as connection:
+        reserved = _load_users(connection, ingest, users) if in_postgres(connection) else None
+        ledger.take_turn(connection)
         append(connection, leaves)
-        dataset_id = _enter_dataset(connection, ingest, now)
+        dataset_id = _enter_dataset(connection, ingest, reserved, now)
         connection.exec_driver_sql(
-            "INSERT OR IGNORE INTO generation (dataset_id, number, first_slice, slices) VALUES (?, ?, ?, ?)",
+            "INSERT INTO generation (dataset_id, number, first_slice, slices) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT DO NOTHING",
             (dataset_id, ingest.generation.number, ingest.generation.first_slice, ingest.generation.slices),
         )
         many(
             connection,
             "INSERT INTO segment (dataset_id, shard, slice, first, path, digest, rows, dropped, live) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, x'', ?)",
-            [(dataset_id, s.shard, s.slice, s.first, s.path, s.digest, s.rows, s.rows) for s in ingest.segments],
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [(dataset_id, s.shard, s.slice, s.first, s.path, s.digest, s.rows, b"", s.rows) for s in ingest.segments],
         )
-        for portion in users:
-            # A handle met before keeps its key; one that was erased comes back as a new user with a new key.
-            many(
-                connection,
-                "INSERT INTO users (handle, key) VALUES (?, ?) ON CONFLICT (handle) DO UPDATE "
-                "SET key = excluded.key, erased_at = NULL WHERE users.key IS NULL",
-                portion.keys,
-            )
+        if reserved is not None:
+            connection.exec_driver_sql(f"INSERT INTO users (handle, key) SELECT handle, key FROM arrived {_MET_BEFORE}")
+        for portion in users if reserved is None else ():
+            many(connection, f"INSERT INTO users (handle, key) VALUES (?, ?) {_MET_BEFORE}", portion.keys)
             many(
                 connection,
                 f"INSERT INTO holding (dataset_id, handle, shard, slice, first, positions) "
@@ -259,7 +262,8 @@ def segments_of(ledger: Ledger, dataset_id: int, shard: int, slice_: int | None 
 def counts_of(ledger: Ledger, dataset_id: int) -> dict[tuple[int, int], int]:
     """Return how many live points each (shard, slice) has; places without any are left out."""
     sql = (
-        "SELECT shard, slice, SUM(live) FROM segment WHERE dataset_id = ? AND replaced_at IS NULL GROUP BY shard, slice"
+        "SELECT shard, slice, CAST(SUM(live) AS BIGINT) FROM segment "
+        "WHERE dataset_id = ? AND replaced_at IS NULL GROUP BY shard, slice"
     )
     with ledger.read() as connection:
         return {(row[0], row[1]): row[2] for row in connection.exec_driver_sql(sql, (dataset_id,))}
@@ -281,7 +285,7 @@ def enter_roots(ledger: Ledger, dataset_id: int, shard: int, roots: dict[int, Di
         append(connection, leaves)
         many(
             connection,
-            "INSERT OR IGNORE INTO slice (dataset_id, shard, slice, root) VALUES (?, ?, ?, ?)",
+            "INSERT INTO slice (dataset_id, shard, slice, root) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
             [(dataset_id, shard, slice_, root) for slice_, root in roots.items()],
         )
 
@@ -307,7 +311,7 @@ def holding_at(ledger: Ledger, dataset_id: int, position: int) -> Holding | None
     """Return the holding that has this point, or None. Reads the placements of the whole dataset."""
     sql = "SELECT handle, dataset_id, shard, slice, first, positions FROM holding WHERE dataset_id = ? AND first <= ?"
     with ledger.read() as connection:
-        found = connection.exec_driver_sql(sql, (dataset_id, position))
+        found = connection.exec_driver_sql(sql, (dataset_id, position), execution_options={"stream_results": True})
         while rows := found.fetchmany(100_000):
             flat, bounds = unpack_flat([row[5] for row in rows])
             hit = (flat == position).nonzero()[0]
@@ -320,14 +324,14 @@ def swap_segment(ledger: Ledger, old: Segment, new: NewSegment | None, now: date
     """Put a rewritten segment in the place of one that still holds erased points."""
     with ledger.write() as connection:
         changed = connection.exec_driver_sql(
-            "UPDATE segment SET replaced_at = ?, dropped = x'' WHERE id = ? AND replaced_at IS NULL",
-            (stamp(now), old.id),
+            "UPDATE segment SET replaced_at = ?, dropped = ? WHERE id = ? AND replaced_at IS NULL",
+            (stamp(now), b"", old.id),
         )
         if changed.rowcount and new is not None:
             connection.exec_driver_sql(
                 "INSERT INTO segment (dataset_id, shard, slice, first, path, digest, rows, dropped, live) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, x'', ?)",
-                (old.dataset_id, new.shard, new.slice, new.first, new.path, new.digest, new.rows, new.rows),
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (old.dataset_id, new.shard, new.slice, new.first, new.path, new.digest, new.rows, b"", new.rows),
             )
 
 
@@ -360,16 +364,40 @@ def all_segment_paths(ledger: Ledger, dataset_id: int) -> set[str]:
         return {row[0] for row in connection.exec_driver_sql(sql, (dataset_id,))}
 
 
-def _enter_dataset(connection: Connection, ingest: Ingest, now: datetime) -> int:
+def _load_users(connection: Connection, ingest: Ingest, users: Iterable[Users]) -> int:
+    """Load who holds what by COPY, before it is this transaction's turn: others write meanwhile, and see none of it.
+
+    Return the dataset's id: for a new dataset, one that is reserved for it. Users wait in a table of their own,
+    because which of them keep the keys they have can only be said when nobody else writes.
+    """
+    if ingest.before is None:
+        drawn = connection.exec_driver_sql("SELECT nextval(pg_get_serial_sequence('dataset', 'id'))")
+        dataset_id = int(drawn.scalar_one())
+    else:
+        dataset_id = ingest.before.id
+    connection.exec_driver_sql("CREATE TEMP TABLE arrived (handle BYTEA, key BYTEA) ON COMMIT DROP")
+    for portion in users:
+        copy_in(connection, "arrived (handle, key)", ("bytea", "bytea"), portion.keys)
+        copy_in(
+            connection,
+            "holding (dataset_id, handle, shard, slice, first, positions)",
+            ("int4", "bytea", "int4", "int4", "int8", "bytea"),
+            ((dataset_id, *held) for held in portion.holdings),
+        )
+    return dataset_id
+
+
+def _enter_dataset(connection: Connection, ingest: Ingest, reserved: int | None, now: datetime) -> int:
     after, before = ingest.after, ingest.before
     lists = tuple(json.dumps(value) for value in (after.shape, after.columns, after.labels, after.groups))
     shape, columns, labels, groups = lists
     if before is None:
         created = connection.exec_driver_sql(
-            "INSERT OR IGNORE INTO dataset (name, unit, placement, shards, dtype, shape, columns, label_kind, "
+            "INSERT INTO dataset (id, name, unit, placement, shards, dtype, shape, columns, label_kind, "
             'labels, labels_declared, "groups", points, version, created_at) '
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?)",
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?) ON CONFLICT (name) DO NOTHING",
             (
+                reserved,
                 *(after.name, after.unit, after.placement, after.shards, after.dtype, shape, columns),
                 *(after.label_kind, labels, after.labels_declared, groups, after.points, stamp(now)),
             ),

@@ -10,16 +10,8 @@ from typing import Any, ClassVar
 from sqlalchemy import BigInteger, Column, Index, LargeBinary
 from sqlmodel import Field, SQLModel
 
-SCHEMA = "0001"
+SCHEMA = "0002"
 """The newest migration; a store whose `alembic_version` differs is not opened."""
-
-TRIGGERS = tuple(
-    f"CREATE TRIGGER {table}_{verb.lower()} BEFORE {verb} ON {table} "
-    f"BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END"
-    for table in ("leaf", "node")
-    for verb in ("UPDATE", "DELETE")
-)
-"""A seat belt, not evidence: whoever holds the database can drop them, and the tree heads then show it."""
 
 _CLUSTERED: dict[str, Any] = {"sqlite_with_rowid": False}
 
@@ -164,6 +156,8 @@ class BuildRow(SQLModel, table=True):
     from_scratch: int = Field(default=0, sa_type=BigInteger)
     checkpoints: int = 0
     seconds: float = 0.0
+    number: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
+    """Counts up: builds of one second are told in the order they ended."""
 
 
 class ErasureRow(SQLModel, table=True):
@@ -209,7 +203,10 @@ class LeaseRow(SQLModel, table=True):
 
 
 class LeafRow(SQLModel, table=True):
-    """What happened, in order. Never changed: a trigger refuses it."""
+    """What happened, in order. Never changed: a trigger refuses it.
+
+    The trigger is a seat belt, not evidence: whoever holds the database can drop it, and the tree heads then show it.
+    """
 
     __tablename__ = "leaf"
     number: int = Field(primary_key=True, sa_type=BigInteger)

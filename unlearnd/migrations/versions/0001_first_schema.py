@@ -247,6 +247,17 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("request_id"),
     )
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute(
+            "CREATE FUNCTION refuse_change() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'the log is append-only'; END $$"
+        )
+        for table in ("leaf", "node"):
+            op.execute(
+                f"CREATE TRIGGER {table}_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON {table} "
+                "FOR EACH STATEMENT EXECUTE FUNCTION refuse_change()"
+            )
+        return
     for table in ("leaf", "node"):
         for verb in ("UPDATE", "DELETE"):
             op.execute(
