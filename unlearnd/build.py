@@ -130,7 +130,7 @@ def build(
 
     With `sealing`, slices that still take points are closed and trained too.
     """
-    check_backend(plugins, model)
+    backend = check_backend(plugins, model)
     check_files(ledger, storage, model)
     run = plugins.executor(executor)
     dataset = points.dataset_by_id(ledger, model.dataset_id)
@@ -148,8 +148,9 @@ def build(
     scratch = plan.from_scratch
     if plan.missing:
         watch.planned(model.name, plan)
+    devices = _devices(backend, device) if plan.missing else [device]
     while plan.missing:
-        run(_tasks(plan, model, store, device, workers), work, count, workers)
+        run(_tasks(plan, model, store, devices, workers), work, count, workers)
         # An erasure may have come in between: look again rather than trust what was planned.
         plan = plan_build(ledger, model, sealing)
     watch.finished()
@@ -215,6 +216,16 @@ def check_backend(plugins: Plugins, model: Model) -> Backend:
     return backend
 
 
+def check_start(backend: Backend, spec: Spec) -> None:
+    """Raise unless the backend can begin on points of that shape: asked before a model is declared."""
+    try:
+        backend.initial_state(spec.settings, spec.shape, len(spec.classes), 0)
+    except UnlearndError:
+        raise
+    except Exception as error:
+        raise BackendError(f"backend '{backend.name}' cannot begin: {type(error).__name__}: {error}") from error
+
+
 def build_task(ledger: Ledger, storage: Storage, plugins: Plugins, task: Task, clock: Clock, report: Report) -> None:
     """Make the missing checkpoints of some shards of a model."""
     model = models.model_named(ledger, task.model)
@@ -233,7 +244,13 @@ def build_task(ledger: Ledger, storage: Storage, plugins: Plugins, task: Task, c
                 time.sleep(_GIVE_WAY)
 
 
-def _tasks(plan: BuildPlan, model: Model, store: str, device: str, workers: int) -> list[Task]:
+def _devices(backend: Backend, device: str) -> list[str]:
+    """Return the devices that workers take in turn; a backend that says nothing has the one that was named."""
+    listed: Callable[[str], Sequence[str]] | None = getattr(backend, "devices", None)
+    return list(listed(device)) if listed else [device]
+
+
+def _tasks(plan: BuildPlan, model: Model, store: str, devices: Sequence[str], workers: int) -> list[Task]:
     """Share the missing shards out to the workers, the longest first, each to whoever has least."""
     loads: list[tuple[int, list[int]]] = [(0, []) for _ in range(min(workers, len(plan.missing)))]
     by_length = sorted(plan.standings, key=lambda standing: (standing.prefix, standing.shard))
@@ -242,7 +259,10 @@ def _tasks(plan: BuildPlan, model: Model, store: str, device: str, workers: int)
             least = min(range(len(loads)), key=lambda i: loads[i][0])
             load, shards = loads[least]
             loads[least] = (load + standing.slices**2 - standing.prefix**2, [*shards, standing.shard])
-    return [Task(store, model.name, tuple(sorted(shards)), device) for _, shards in loads]
+    return [
+        Task(store, model.name, tuple(sorted(shards)), devices[place % len(devices)])
+        for place, (_, shards) in enumerate(loads)
+    ]
 
 
 def _groups(ledger: Ledger, dataset: Dataset, backend: Backend, shards: Sequence[int]) -> Iterable[tuple[int, ...]]:

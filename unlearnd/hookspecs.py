@@ -63,7 +63,8 @@ class Backend(Protocol):
     Nothing may be kept between calls that changes a result: the same arguments give the same bytes, in this
     process or another, whatever was trained before. A backend that promises this says `deterministic`.
     A backend may also have `train_many(settings, jobs, device, on_progress) -> list[State]`, which does what
-    `train` does for several constituents at once; it must give the same bytes as one by one.
+    `train` does for several constituents at once; it must give the same bytes as one by one. And it may have
+    `devices(device) -> Sequence[str]`: which devices the workers of a build take in turn when that one was named.
     """
 
     name: str

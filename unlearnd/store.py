@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from unlearnd import __version__
-from unlearnd.build import BuildPlan, Report, Watch, build, build_task, discard_damaged, plan_build
+from unlearnd.build import BuildPlan, Report, Watch, build, build_task, check_start, discard_damaged, plan_build
 from unlearnd.checkpoints import standings
 from unlearnd.config import FILE_NAME, Config, read_config, write_config
 from unlearnd.dossier import summary_page
@@ -338,6 +338,9 @@ class Store:
         if seed is not None and not 0 <= seed < 2**63:
             raise InputError("a seed is a whole number from 0 to 2^63 - 1")
         filled = (known.spec.settings if known and settings is None else None) or learner.settings(settings or {})
+        same_backend = known and (known.spec.backend, known.spec.backend_version) == (learner.name, learner.version)
+        if known and same_backend and learner.settings(known.spec.settings) == filled:
+            filled = known.spec.settings  # it may have been declared before there were settings left at their defaults
         with hold(self.ledger, [ingest_lease(dataset)], self.clock) if known is None else nullcontext():
             # Read again under the lease: nothing is added between what the model is declared on and its declaration.
             data = points.dataset_named(self.ledger, dataset)
@@ -356,6 +359,7 @@ class Store:
             if known is not None:
                 _check_same(known, data, spec, seed)
                 return known
+            check_start(learner, spec)
             chosen_seed, now = draw_seed() if seed is None else seed, self.clock()
             first = [(shard, recipes(spec, chosen_seed, shard, [], True)[0]) for shard in range(1, spec.shards + 1)]
             declared = models.declare_model(

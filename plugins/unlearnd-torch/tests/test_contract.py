@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from torch import nn
-from unlearnd_torch import MlpBackend, TorchBackend
+from unlearnd_torch import MlpBackend, NetworkBackend, TorchBackend
 
 from unlearnd.testing import BackendContract
 
@@ -46,3 +46,33 @@ class TestModule(BackendContract):
     @pytest.fixture
     def dtype(self):
         return "uint8"
+
+
+class Images(BackendContract):
+    @pytest.fixture
+    def backend(self):
+        return NetworkBackend(self.name)
+
+    @pytest.fixture
+    def settings(self):
+        return {"batch_size": 16, "crop_padding": 1, "flip": True, **self.small}
+
+    @pytest.fixture
+    def shape(self):
+        return (6, 6, 1)
+
+    @pytest.fixture
+    def dtype(self):
+        return "uint8"
+
+
+class TestConvNet(Images):
+    name, small = "convnet", {"channels": [3, 4], "kernel": 3, "hidden": 8, "dropout": 0.2}
+
+
+class TestResNet(Images):
+    name, small = "resnet", {"width": 2, "optimizer": "adam", "clip_norm": 1.0}
+
+
+class TestWideResNet(Images):
+    name, small = "wide_resnet", {"depth": 10, "width": 1, "label_smoothing": 0.1}

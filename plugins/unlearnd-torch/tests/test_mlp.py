@@ -27,6 +27,8 @@ VARIANTS = [
     {"optimizer": "adam", "schedule": "cosine", "warmup_steps": 3, "activation": "gelu", "hidden": [9]},
     {"batch_size": 256, "dropout": 0.5, "standardize": "off", "lr": 0.0001},
     {"batch_size": 64, "hidden": [1]},
+    {"clip_norm": 0.3, "label_smoothing": 0.1, "hidden": [16]},
+    {"clip_norm": 0.05, "optimizer": "adam", "batch_size": 16, "hidden": [16], "dropout": 0.2},
 ]
 
 
@@ -93,6 +95,26 @@ def test_where_stacks_change_bits_constituents_train_one_by_one(make_job, same, 
     monkeypatch.setattr(mlp, "_train_group", lambda *a: sizes.append(len(a[1])) or train_group(*a))
     together = BACKEND.train_many(settings, jobs, "cpu", ignore)
     assert sizes == [1, 1, 1]
+    assert all(same(one, other) for one, other in zip(alone, together, strict=True))
+
+
+def test_a_device_that_gives_stacks_other_bits_is_found_out(make_job, same, monkeypatch):
+    # Stands in for a GPU whose batched product sums up in another order than its single one.
+    multiply = torch.baddbmm
+
+    def multiply_otherwise(bias, left, right, *, out):
+        multiply(bias, left, right, out=out)
+        return out.mul_(1 + 2**-20) if len(left) > 1 else out
+
+    settings = BACKEND.settings({"hidden": [64]})
+    jobs = [make_job(BACKEND, settings, seed=seed) for seed in range(3)]
+    alone = [BACKEND.train(settings, job, "cpu", ignore) for job in jobs]
+    monkeypatch.setattr(torch, "baddbmm", multiply_otherwise)
+    mlp.stacking_keeps_bits.cache_clear()
+    try:
+        together = BACKEND.train_many(settings, jobs, "cpu", ignore)
+    finally:
+        mlp.stacking_keeps_bits.cache_clear()
     assert all(same(one, other) for one, other in zip(alone, together, strict=True))
 
 

@@ -52,6 +52,23 @@ def test_an_optimiser_agrees_with_the_one_in_torch(ours, theirs, options, schedu
     assert torch.allclose(optimiser.weights, parameter.data, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(("ours", "theirs", "options"), KINDS)
+def test_clipping_agrees_with_torch_and_is_each_rows_own(ours, theirs, options):
+    optimiser = make_optimiser(TrainingSettings(**ours, clip_norm=2.0), torch.zeros(2, 128))
+    parameters = [torch.nn.Parameter(torch.zeros(128)) for _ in range(2)]
+    references = [theirs([parameter], **options) for parameter in parameters]
+    for step in range(6):
+        gradients = torch.randn(2, 128) * torch.tensor([[0.05], [3.0 if step % 2 else 0.1]])
+        optimiser.gradient.mul_(optimiser.carry).nan_to_num_(0, 0, 0).add_(gradients)
+        optimiser.advance(2)
+        for parameter, reference, gradient in zip(parameters, references, gradients, strict=True):
+            parameter.grad = gradient.clone()
+            torch.nn.utils.clip_grad_norm_([parameter], 2.0)
+            reference.step()
+    for row, parameter in zip(optimiser.weights, parameters, strict=True):
+        assert torch.allclose(row, parameter.data, rtol=1e-4, atol=1e-6)
+
+
 def test_a_row_counts_its_own_steps():
     settings = TrainingSettings(optimizer="adam", schedule="cosine", decay_steps=10)
     gradients = torch.randn(6, 1, 64)

@@ -119,7 +119,12 @@ def own_randomness(device: torch.device, seed: int) -> Iterator[None]:
     """Seed torch's global generators until the end of the block, then restore them."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         before = torch.mps.get_rng_state() if device.type == "mps" else None
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":  # this one only: other devices are somebody else's
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        elif device.type == "mps":
+            torch.mps.manual_seed(seed)
         try:
             yield
         finally:
