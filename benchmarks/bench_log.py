@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -53,7 +54,11 @@ def _log(folder: Path, quick: bool) -> list[Line]:
 
 
 def _verdict(folder: Path, quick: bool) -> Line:
-    """Compare `unlearnd verify` from process start to verdict with importing cryptography."""
+    """Compare `unlearnd verify` from process start to verdict with importing what it needs of cryptography.
+
+    `import cryptography` alone loads nothing and is as quick as bare Python; that ratio is told beside it. Both sides
+    run from bytecode, as an installed package does, whatever this environment says about writing it.
+    """
     generator = np.random.Generator(np.random.PCG64(6))
     x = generator.random((300, 4), dtype=np.float32)
     with Store.create(folder / "store") as store:
@@ -67,12 +72,18 @@ def _verdict(folder: Path, quick: bool) -> Line:
         *("--trust", str(folder / "store" / "keys" / "trust.json")),
     ]
     bare = [sys.executable, "-c", "import cryptography.hazmat.primitives.asymmetric.ed25519"]
-    best = [float("inf"), float("inf")]
+    plain = [sys.executable, "-c", "import cryptography"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    best = [float("inf")] * 3
     for _ in range(5 if quick else 15):
-        for place, run in enumerate((command, bare)):
+        for place, run in enumerate((command, bare, plain)):
             begun = time.perf_counter()
-            subprocess.run(run, check=True, capture_output=True)
+            subprocess.run(run, check=True, capture_output=True, env=environment)
             best[place] = min(best[place], time.perf_counter() - begun)
     ratio = best[0] / best[1]
-    detail: dict[str, float | str] = {"verify, ms": 1000 * best[0], "import, ms": 1000 * best[1]}
-    return Line("verify, start to verdict / import cryptography", ratio, "≤ 3", ratio <= 3, detail)
+    detail: dict[str, float | str] = {
+        "verify, ms": 1000 * best[0],
+        "import of Ed25519, ms": 1000 * best[1],
+        "verify / plain import cryptography, which loads nothing": best[0] / best[2],
+    }
+    return Line("verify, start to verdict / import cryptography's Ed25519", ratio, "≤ 3", ratio <= 3, detail)

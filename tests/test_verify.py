@@ -29,6 +29,7 @@ from unlearnd.verify import LocalFolder, Report, verify_receipt
 from unlearnd.verify.proofs import read_proof
 from unlearnd.verify.receipts import read_receipt
 from unlearnd.verify.trust import read_head, read_trust
+from unlearnd.verify.values import Value
 
 STORE = "5d0b2c4e7f8a9b1c2d3e4f5061728394"
 NOW = datetime(2026, 3, 20, 12, 0, tzinfo=UTC)
@@ -1068,3 +1069,21 @@ def test_trust_files_are_read_as_written(shop: Operator) -> None:
     trust = read_trust(shop.trust())
     assert (trust.store_id, trust.origin) == (STORE, shop.origin)
     assert trust.receipt_keys[0].key_id == receipt_key_id(shop.receipt_key)
+
+
+class _Pair(Value):
+    left: int
+    right: str = "r"
+
+
+def test_a_value_of_the_verifier_is_frozen_and_equal_by_content() -> None:
+    pair = _Pair(1)
+    assert pair == _Pair(left=1, right="r")
+    assert pair != _Pair(2)
+    assert len({pair, _Pair(1), pair.but(right="x")}) == 2
+    assert repr(pair) == "_Pair(left=1, right='r')"
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        pair.left = 2  # type: ignore[misc]
+    for given, named in (((), {}), ((1, "r", 3), {}), ((1,), {"left": 1}), ((1,), {"other": 1})):
+        with pytest.raises(TypeError):
+            _Pair(*given, **named)  # type: ignore[arg-type]

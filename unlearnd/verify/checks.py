@@ -6,7 +6,6 @@ as fine. No store, no database, no network; the clock is an argument.
 
 import hmac
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -33,6 +32,7 @@ from unlearnd.verify.statements import read_statement
 from unlearnd.verify.texts import show_moment
 from unlearnd.verify.trees import check_inclusion, leaf_hash
 from unlearnd.verify.trust import Trust, check_head, read_head, read_trust
+from unlearnd.verify.values import Value
 
 if TYPE_CHECKING:
     from unlearnd.verify.logs import Log
@@ -85,8 +85,7 @@ class _NotCheckedError(Exception):
     """A check lacks what it would need; the text says what."""
 
 
-@dataclass(frozen=True)
-class _Part(Generic[T]):
+class _Part(Value, Generic[T]):
     """Something read, or why it could not be."""
 
     value: T | None

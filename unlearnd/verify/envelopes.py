@@ -5,19 +5,18 @@ bytes that get parsed. The `keyid` beside a signature is an unsigned hint; every
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from unlearnd.errors import FormatError, SignatureError
 from unlearnd.verify.ed25519 import is_signed
 from unlearnd.verify.statements import Fields
 from unlearnd.verify.texts import read_either_base64
+from unlearnd.verify.values import Value
 
 MAX_SIGNATURES = 16
 
 
-@dataclass(frozen=True)
-class Envelope:
+class Envelope(Value):
     """Bytes, their type, and signatures over both."""
 
     payload_type: str

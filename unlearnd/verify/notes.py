@@ -8,13 +8,13 @@ c2sp.org/signed-note, c2sp.org/tlog-checkpoint, c2sp.org/tlog-cosignature.
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 
 from unlearnd.errors import FormatError, SignatureError
 from unlearnd.verify.ed25519 import check_public_key, is_signed
 from unlearnd.verify.texts import read_base64, read_decimal
 from unlearnd.verify.trees import EMPTY_ROOT, HASH_BYTES
+from unlearnd.verify.values import Value
 
 ED25519 = 0x01
 COSIGNATURE = 0x04
@@ -23,8 +23,7 @@ MAX_SIGNATURES = 100
 _VKEY = re.compile(r"([^+\s]+)\+([0-9a-f]{8})\+([A-Za-z0-9+/=]{1,100})")
 
 
-@dataclass(frozen=True)
-class NoteKey:
+class NoteKey(Value):
     """A public key that signs notes under a name."""
 
     name: str
@@ -42,8 +41,7 @@ class NoteKey:
         return f"{self.name}+{self.id.hex()}+{b64encode(bytes([self.algorithm]) + self.public).decode()}"
 
 
-@dataclass(frozen=True)
-class NoteSignature:
+class NoteSignature(Value):
     """One signature line."""
 
     name: str
@@ -56,16 +54,14 @@ class NoteSignature:
         return f"— {self.name} {b64encode(self.key_id + self.signature).decode()}\n"
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(Value):
     """A signed text. Reading one checks nothing."""
 
     text: str
     signatures: tuple[NoteSignature, ...]
 
 
-@dataclass(frozen=True)
-class TreeHead:
+class TreeHead(Value):
     """The state of a log that somebody signed."""
 
     origin: str
@@ -74,8 +70,7 @@ class TreeHead:
     extensions: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Cosignature:
+class Cosignature(Value):
     """A witness saying: this was the largest tree of that log I had seen then, and consistent with all before."""
 
     key: NoteKey

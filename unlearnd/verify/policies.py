@@ -2,26 +2,24 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from unlearnd.errors import FormatError
 from unlearnd.verify.notes import NoteKey, read_vkey
+from unlearnd.verify.values import Value
 
 MAX_POLICY = 200_000
 MAX_NAMES = 1_000
 _ALLOWED = re.compile(rb"[\t\n\x20-\x7e\x80-\xff]*")
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(Value):
     """So many of these, each a witness or a group named before."""
 
     threshold: int
     members: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(Value):
     """Whom to believe. `quorum` is None when nobody is needed."""
 
     logs: tuple[NoteKey, ...]

@@ -1,18 +1,16 @@
 """C2SP tlog-proofs: index, path and tree head of one leaf, as text (c2sp.org/tlog-proof)."""
 
-from dataclasses import dataclass
-
 from unlearnd.errors import FormatError
 from unlearnd.verify.notes import MAX_NOTE
 from unlearnd.verify.texts import read_base64, read_decimal
 from unlearnd.verify.trees import HASH_BYTES
+from unlearnd.verify.values import Value
 
 MAX_PATH = 63
 _FIRST_LINE = "c2sp.org/tlog-proof@v1"
 
 
-@dataclass(frozen=True)
-class Proof:
+class Proof(Value):
     """Where a leaf stands in a tree. Reading one checks nothing."""
 
     index: int

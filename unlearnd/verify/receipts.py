@@ -1,7 +1,6 @@
 """Read receipts, detail documents and openings. Reading checks their form and nothing else."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -21,6 +20,7 @@ from unlearnd.verify.statements import (
 )
 from unlearnd.verify.texts import read_digest
 from unlearnd.verify.trees import root_of_leaves
+from unlearnd.verify.values import Value
 
 MAX_RECEIPT = 1_200_000
 MAX_OPENING = 65_536
@@ -29,24 +29,21 @@ OPENING_TYPE = "application/vnd.unlearnd.opening.v1+json"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
 
-@dataclass(frozen=True)
-class Receipt:
+class Receipt(Value):
     """The outside of a receipt."""
 
     envelope: Envelope
     proof: bytes
 
 
-@dataclass(frozen=True)
-class Listed:
+class Listed(Value):
     """A list behind a root: how long it is, and the root."""
 
     count: int
     root: str
 
 
-@dataclass(frozen=True)
-class Erasure:
+class Erasure(Value):
     """What a receipt states."""
 
     store_id: str
@@ -72,8 +69,7 @@ class Erasure:
     detail_size: int
 
 
-@dataclass(frozen=True)
-class Detail:
+class Detail(Value):
     """The lists behind the roots of a receipt."""
 
     request_id: str
@@ -84,8 +80,7 @@ class Detail:
     models: Sequence[Sequence[Any]]
 
 
-@dataclass(frozen=True)
-class Opening:
+class Opening(Value):
     """What a user was given to show that a receipt is theirs."""
 
     request_id: str

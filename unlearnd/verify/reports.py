@@ -1,9 +1,10 @@
 """What a verification found: one result per check, the level of assurance they add up to, and what remains unproven."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+from unlearnd.verify.values import Value
 
 
 class Result(Enum):
@@ -14,8 +15,7 @@ class Result(Enum):
     NOT_CHECKED = "NOT CHECKED"
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(Value):
     """One check, which stands alone."""
 
     id: str
@@ -63,8 +63,7 @@ LIMITS = (
 )
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(Value):
     """What a verification found."""
 
     checks: tuple[Check, ...]

@@ -7,21 +7,20 @@ sorted keys and no spaces.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from typing import Any, NoReturn
 
 from unlearnd.errors import FormatError
 from unlearnd.verify.texts import read_digest, read_moment
+from unlearnd.verify.values import Value
 
 MAX_PAYLOAD = 65_535
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 _PREDICATE = "https://unlearnd.dev/"
 
 
-@dataclass(frozen=True)
-class Statement:
+class Statement(Value):
     """One leaf of the log, read."""
 
     kind: str

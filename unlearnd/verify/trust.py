@@ -5,21 +5,20 @@ false one.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 
 from unlearnd.errors import FormatError, SignatureError
 from unlearnd.verify.ed25519 import check_public_key, key_id_of
 from unlearnd.verify.notes import Note, NoteKey, TreeHead, check_note, read_note, read_tree_head, read_vkey
 from unlearnd.verify.statements import Fields, read_json
 from unlearnd.verify.texts import read_base64
+from unlearnd.verify.values import Value
 
 MAX_TRUST = 1_000_000
 MAX_KEYS = 256
 TRUST_TYPE = "application/vnd.unlearnd.trust.v1+json"
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(Value):
     """The leaves at which a key is valid."""
 
     since: int
@@ -33,16 +32,14 @@ class Span:
         return f"from leaf {self.since} on" if self.until is None else f"for leaves {self.since} to {self.until - 1}"
 
 
-@dataclass(frozen=True)
-class LogKey:
+class LogKey(Value):
     """A key that signs tree heads."""
 
     key: NoteKey
     span: Span
 
 
-@dataclass(frozen=True)
-class ReceiptKey:
+class ReceiptKey(Value):
     """A key that signs receipts."""
 
     key_id: str
@@ -50,8 +47,7 @@ class ReceiptKey:
     span: Span
 
 
-@dataclass(frozen=True)
-class Trust:
+class Trust(Value):
     """Whom to believe about one store."""
 
     store_id: str
@@ -68,10 +64,9 @@ class Trust:
             known = [at for at in (span.until, ends.get((role, key_id))) if at is not None]
             return Span(span.since, min(known) if known else None)
 
-        return replace(
-            self,
-            log_keys=tuple(replace(k, span=end("log", k.key.id.hex(), k.span)) for k in self.log_keys),
-            receipt_keys=tuple(replace(k, span=end("receipt", k.key_id, k.span)) for k in self.receipt_keys),
+        return self.but(
+            log_keys=tuple(k.but(span=end("log", k.key.id.hex(), k.span)) for k in self.log_keys),
+            receipt_keys=tuple(k.but(span=end("receipt", k.key_id, k.span)) for k in self.receipt_keys),
         )
 
 
