@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 import unlearnd
+from benchmarks.seaweed import Seaweed, running
 from unlearnd import steps
 from unlearnd.config import read_config
 from unlearnd.store import Store
@@ -62,6 +63,21 @@ def make_people(count: int = 40, rows: int = 120, *, features: int = 5, classes:
     # Every class among the first users' rows, so that no class goes with an erased user.
     y[:classes] = np.arange(classes)
     return People(x, y, np.array([f"u{number}" for number in owner]))
+
+
+@pytest.fixture(scope="session")
+def _seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
+    with running(tmp_path_factory.mktemp("seaweed")) as server:
+        yield server
+
+
+@pytest.fixture
+def seaweed(_seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> Seaweed:
+    """A real S3 server, with the secrets for it in the environment."""
+    for name, value in _seaweed.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    return _seaweed
 
 
 @pytest.fixture
@@ -251,7 +267,7 @@ def check_no_orphans() -> Callable[[Path], None]:
 
     def check(folder: Path) -> None:
         everything = set(everything_below(folder / "storage"))
-        there = {name for name in everything if not name.startswith("evidence/")}
+        there = {name for name in everything if not name.startswith("evidence/") and name != "store.json"}
         segments = ask_ledger(folder, "SELECT path FROM segment WHERE replaced_at IS NULL AND destroyed_at IS NULL")
         checkpoints = ask_ledger(folder, "SELECT path FROM checkpoint WHERE destroyed_at IS NULL")
         assert there == {path for (path,) in segments + checkpoints}

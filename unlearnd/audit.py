@@ -31,6 +31,7 @@ from unlearnd.ledger import log, points
 from unlearnd.ledger.models import Checkpoint, Model
 from unlearnd.ledger.moments import Moment, look_at, pulse_of
 from unlearnd.replay import ShardRows, check_committed, differences, draw, read_shard, train_again
+from unlearnd.storage import CLAIM, Version
 from unlearnd.translog import detail_path, receipt_path, trust
 from unlearnd.verify.checks import verify_receipt
 from unlearnd.verify.logs import Asked, Log, replay_log
@@ -177,6 +178,7 @@ class _Audit:
         trusted: bytes | None,
     ) -> None:
         self._store, self._ledger, self._storage = store, store.ledger, store.storage
+        self._shelf = store.translog.shelf
         self._replay, self._head, self._opening_file, self._given_trust = replay, head, opening, trusted
         self._now = store.clock()
 
@@ -321,7 +323,7 @@ class _Audit:
         """S2: storage holds the checkpoints and slice data in force, and nothing else."""
         known = known_names(self.moment)
         evidence = ("evidence/detail/", "evidence/receipts/")
-        listed = [name for name in self._storage.list("") if not name.startswith(evidence)]
+        listed = [name for name in self._storage.list("") if not name.startswith(evidence) and name != CLAIM]
         strange = sorted(set(listed) - known)
         for name, why in excuses(self.moment, self.history, strange, self._now.timestamp()).items():
             if why:
@@ -330,11 +332,30 @@ class _Audit:
                 found.wrong.append(f"{name} is there and should not be")
         found.wrong += [f"{name} is not there" for name in sorted(known - set(listed))]
         found.wrong += self.data.wrong
-        if "://" in self._storage.url and not self._storage.url.startswith("file://"):
-            found.unknown.append(
-                f"{len(listed)} objects are listed, all known; older versions that the bucket may keep are not seen"
-            )
+        found.wrong += self._older_versions(known, evidence)
         return f"{len(listed)} objects, each of them known, and the slice data as recorded"
+
+    def _older_versions(self, known: set[str], evidence: tuple[str, ...]) -> list[str]:
+        """Return what a bucket keeps besides the objects it shows: older versions, markers, unfinished uploads."""
+        wrong = []
+        for version in self._storage.versions(""):
+            plain = version.kind == "version" and version.latest
+            if plain or version.name.startswith(evidence) or version.name == CLAIM:
+                continue
+            if version.kind == "version" and version.name in known and self._is_same(version):
+                # Written twice, as when the answer to the first request was lost.
+                continue
+            what = {"version": "an older version", "marker": "a marker", "upload": "an unfinished upload"}[version.kind]
+            wrong.append(f"{version.name} has {what} in the bucket, which should not be")
+        return wrong
+
+    def _is_same(self, version: Version) -> bool:
+        """Say whether an older version has the bytes of the newest."""
+        try:
+            older = self._storage.read(version.name, version.id)
+        except NotFoundError:
+            return True
+        return digest_of(older) == digest_of(self._storage.read(version.name))
 
     def erased_points(self, found: _Findings) -> str:
         """D1: what each slice held before, less what it holds now, is exactly what receipts say was erased."""
@@ -463,7 +484,7 @@ class _Audit:
 
     def _check_receipt_file(self, found: _Findings, request: str) -> None:
         try:
-            report = verify_receipt(self._storage.read(receipt_path(request)), self.trust_file, now=self._now)
+            report = verify_receipt(self._shelf.read(receipt_path(request)), self.trust_file, now=self._now)
         except NotFoundError:
             found.wrong.append(f"the receipt of request {request} is not there")
             return
@@ -572,7 +593,7 @@ class _Audit:
             return None  # D3 says so
 
     def _document(self, digest: str) -> bytes:
-        data = self._storage.read(detail_path(digest))
+        data = self._shelf.read(detail_path(digest))
         if digest_of(data) != digest:
             raise VerificationError(f"{detail_path(digest)} is not the document that was logged")
         return data

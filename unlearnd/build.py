@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from unlearnd.checkpoints import Standing, destroy_all_but, encode_state, path_of, read_state, standings
+from unlearnd.checkpoints import Standing, destroy_all_but, encode_state, path_of, read_state, read_states, standings
 from unlearnd.digests import Digest
 from unlearnd.errors import BackendError, BusyError, DamagedStoreError, RefusedError, UnlearndError
 from unlearnd.hookspecs import Backend, Job, Points, Progress, State, Task
@@ -349,10 +349,10 @@ class _Group:
             known = {checkpoint.path for checkpoint in models.checkpoints_of(self._ledger, self._model.id, shard)}
             destroy_all_but(self._storage, self._model.name, shard, known)
         spec, settings = self._model.spec, self._model.spec.settings
-        for shard, standing in self._standings.items():
-            if standing.checkpoint is not None and self._model.sliceable:
-                self._states[shard] = read_state(self._storage, standing.checkpoint)
-            else:
+        reached_by = {k: s.checkpoint for k, s in self._standings.items() if s.checkpoint and self._model.sliceable}
+        self._states.update(zip(reached_by, read_states(self._storage, list(reached_by.values())), strict=True))
+        for shard in self._standings:
+            if shard not in reached_by:
                 seed = step_seed(self._model.seed, shard, 0)
                 self._states[shard] = self._ask(
                     f"shard {shard}", self._backend.initial_state, settings, spec.shape, len(spec.classes), seed

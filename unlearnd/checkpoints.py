@@ -7,7 +7,7 @@ the ledger. It is named by its recipe. Two digests are kept: `file`, which stora
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -141,10 +141,21 @@ def _header_of(form: tuple[tuple[str, str, tuple[int, ...]], ...]) -> tuple[byte
 
 def read_state(storage: Storage, checkpoint: Checkpoint) -> State:
     """Return the state of a checkpoint after checking that storage holds what the ledger recorded."""
+    return read_states(storage, [checkpoint])[0]
+
+
+def read_states(storage: Storage, checkpoints: Sequence[Checkpoint]) -> list[State]:
+    """Return the states of checkpoints, in order, after checking each; over a network they are fetched together."""
+    states: list[State] = []
     try:
-        data = storage.read(checkpoint.path)
+        for data in storage.read_many([checkpoint.path for checkpoint in checkpoints]):
+            states.append(_decode(checkpoints[len(states)], data))
     except NotFoundError:
-        raise DamagedStoreError(f"the ledger lists {checkpoint.path}, which storage lacks") from None
+        raise DamagedStoreError(f"the ledger lists {checkpoints[len(states)].path}, which storage lacks") from None
+    return states
+
+
+def _decode(checkpoint: Checkpoint, data: bytes) -> State:
     if digest_of(data) != checkpoint.file:
         raise DamagedStoreError(f"{checkpoint.path} is not what the ledger recorded: its digest differs")
     try:

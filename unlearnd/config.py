@@ -5,19 +5,32 @@ see the store. Paths in it are relative to the folder it is in, so that a store 
 """
 
 import json
+import re
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from unlearnd.errors import DamagedStoreError, NotFoundError
+from unlearnd.errors import DamagedStoreError, InputError, NotFoundError
 
 FILE_NAME = "unlearnd.toml"
 _SECTIONS: dict[str, dict[str, type]] = {
-    "store": {"id": str, "ledger": str, "storage": str},
+    "store": {"id": str, "ledger": str, "storage": str, "receipts": str},
     "build": {"executor": str, "workers": int, "device": str},
     "keys": {"signer": str},
     "policy": {"policy": str, "policies": str},
+    "storage": {
+        "endpoint_url": str,
+        "region": str,
+        "addressing_style": str,
+        "checksums": str,
+        "attempts": int,
+        "options": dict,
+    },
 }
+_OPTIONAL = ("receipts",)
+_SECRET = re.compile(r"secret|passw|token|credential|access_?key|(^|_)(key|sas|auth)($|_)", re.I)
 
 
 @dataclass(frozen=True)
@@ -35,6 +48,10 @@ class Config:
     """The policy of requests that name none."""
     policies: str = "policies"
     """The folder of the store's own policies, where there is one."""
+    storage_options: Mapping[str, Any] = field(default_factory=dict)
+    """What `[storage]` says: how to reach the storage. Never a secret."""
+    receipts: str | None = None
+    """Where receipts and their documents go; None: to the storage."""
 
 
 def read_config(folder: Path) -> Config:
@@ -57,9 +74,10 @@ def read_config(folder: Path) -> Config:
                     f"settings: {', '.join(f'{n} ({t.__name__})' for n, t in known.items())}"
                 )
     store = given.get("store", {})
-    missing = [name for name in _SECTIONS["store"] if name not in store]
+    missing = [name for name in _SECTIONS["store"] if name not in store and name not in _OPTIONAL]
     if missing:
         raise DamagedStoreError(f"{path}: [store] lacks {', '.join(missing)}")
+    check_no_secret(given.get("storage", {}), store["storage"], store.get("receipts", ""))
     return Config(
         store_id=store["id"],
         ledger=store["ledger"],
@@ -67,7 +85,44 @@ def read_config(folder: Path) -> Config:
         **given.get("build", {}),
         **given.get("keys", {}),
         **given.get("policy", {}),
+        storage_options=given.get("storage", {}),
+        receipts=store.get("receipts"),
     )
+
+
+def check_storage_options(options: Mapping[str, Any]) -> None:
+    """Raise `InputError` unless these are entries that `[storage]` may have."""
+    known = _SECTIONS["storage"]
+    for name, value in options.items():
+        if name not in known or type(value) is not known[name] or (isinstance(value, int) and value < 1):
+            raise InputError(
+                f"the storage option {name} is not known or cannot be {value!r}; "
+                f"options: {', '.join(f'{n} ({t.__name__})' for n, t in known.items())}"
+            )
+
+
+def check_no_secret(options: Mapping[str, Any], *urls: str) -> None:
+    """Raise `InputError` where storage options or addresses hold a secret: they are kept where many may read them."""
+    given = {**options, **{f"address {number}": url for number, url in enumerate(urls)}}
+    for name, value in _leaves(given):
+        if _SECRET.search(name.rpartition(".")[2]):
+            raise InputError(
+                f"the storage option {name} is a secret, which {FILE_NAME} must not hold: take it out and give it in "
+                "the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or FSSPEC_…)"
+            )
+        if isinstance(value, str) and re.search(r"://[^/@]*:[^/@]*@", value):
+            raise InputError(
+                f"the address of the storage has a password in it, which {FILE_NAME} must not hold: take it out and "
+                "give it in the environment"
+            )
+
+
+def _leaves(given: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
 
 
 def write_config(folder: Path, config: Config) -> None:
@@ -78,6 +133,7 @@ def write_config(folder: Path, config: Config) -> None:
         f"id = {_quoted(config.store_id)}",
         f"ledger = {_quoted(config.ledger)}",
         f"storage = {_quoted(config.storage)}",
+        *([f"receipts = {_quoted(config.receipts)}"] if config.receipts else []),
         "",
         "# How models are built: executor `serial` or `processes`; device `auto`, `cpu`, `cuda`, …",
         "[build]",
@@ -94,6 +150,9 @@ def write_config(folder: Path, config: Config) -> None:
         f"policy = {_quoted(config.policy)}",
         f"policies = {_quoted(config.policies)}",
     ]
+    if config.storage_options:
+        lines += ["", "# How to reach the storage. Secrets come from the environment, never from here.", "[storage]"]
+        lines += [f"{name} = {_value(value)}" for name, value in config.storage_options.items()]
     (folder / FILE_NAME).write_text("\n".join(lines) + "\n")
 
 
@@ -111,6 +170,14 @@ def find_store(start: Path) -> Path:
         f"no store here: neither {start} nor a folder above it has an {FILE_NAME}; "
         "name one with --store or UNLEARND_STORE, or make one with `unlearnd init DIR`"
     )
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_quoted(name)} = {_value(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return _quoted(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _quoted(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unlearnd.checkpoints import Standing, read_state, standings
+from unlearnd.checkpoints import Standing, read_states, standings
 from unlearnd.errors import BackendError, DamagedStoreError, InputError, RefusedError, UnlearndError
 from unlearnd.hookspecs import Predictor, State
 from unlearnd.ledger import Ledger, points
@@ -154,11 +154,14 @@ class ServedModel:
         old = self._serving.states if self._serving else {}
         states: dict[str, State] = {}
         weights = []
-        for standing in standings(self._ledger, self._model):
+        found = standings(self._ledger, self._model)
+        fresh = [s.checkpoint for s in found if s.checkpoint is not None and s.checkpoint.recipe not in old]
+        read = {c.recipe: state for c, state in zip(fresh, read_states(self._storage, fresh), strict=True)}
+        for standing in found:
             seen = sum(counts.get((standing.shard, s), 0) for s in range(1, standing.prefix + 1))
             if standing.checkpoint is not None and seen:
                 recipe = standing.checkpoint.recipe
-                states[recipe] = old.get(recipe) or read_state(self._storage, standing.checkpoint)
+                states[recipe] = old[recipe] if recipe in old else read[recipe]
                 held = sum(counts.get((standing.shard, s), 0) for s in range(1, standing.slices + 1))
                 weights.append(seen / held)
         predictor = None

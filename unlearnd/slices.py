@@ -64,7 +64,10 @@ def encode_segment(rows: Rows) -> bytes:
 
 def read_segment(storage: Storage, segment: Segment) -> Rows:
     """Return all rows of a segment, dropped ones too, after checking its digest."""
-    data = storage.read(segment.path)
+    return _decode(segment, storage.read(segment.path))
+
+
+def _decode(segment: Segment, data: bytes) -> Rows:
     if digest_of(data) != segment.digest:
         raise DamagedStoreError(f"{segment.path} is not what the ledger recorded: its digest differs")
     try:
@@ -76,7 +79,10 @@ def read_segment(storage: Storage, segment: Segment) -> Rows:
 
 def read_live(storage: Storage, segment: Segment) -> Rows:
     """Return the live rows of a segment."""
-    rows = read_segment(storage, segment)
+    return _live(segment, read_segment(storage, segment))
+
+
+def _live(segment: Segment, rows: Rows) -> Rows:
     return rows.keep(~np.isin(rows.position, unpack(segment.dropped))) if segment.dropped else rows
 
 
@@ -93,8 +99,8 @@ def read_slices(
         segments = points.segments_of(ledger, dataset.id, shard, only)
         found: dict[int, list[Rows]] = {}
         try:
-            for segment in segments:
-                found.setdefault(segment.slice, []).append(read_live(storage, segment))
+            for segment, data in zip(segments, storage.read_many([s.path for s in segments]), strict=True):
+                found.setdefault(segment.slice, []).append(_live(segment, _decode(segment, data)))
         except NotFoundError as error:
             # An erasure may have rewritten a segment since the ledger was read; then look again.
             if points.segments_of(ledger, dataset.id, shard, only) == segments:

@@ -7,7 +7,7 @@ calls. Only the surfaces read the clock; a store is given one when it is opened.
 import base64
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -21,7 +21,14 @@ from numpy.typing import ArrayLike
 from unlearnd import __version__
 from unlearnd.build import BuildPlan, Report, Watch, build, build_task, check_start, discard_damaged, plan_build
 from unlearnd.checkpoints import standings
-from unlearnd.config import FILE_NAME, Config, read_config, write_config
+from unlearnd.config import (
+    FILE_NAME,
+    Config,
+    check_no_secret,
+    check_storage_options,
+    read_config,
+    write_config,
+)
 from unlearnd.dossier import summary_page
 from unlearnd.erasure import (
     ErasurePlan,
@@ -172,11 +179,17 @@ class Store:
         self.clock = clock
         self.keys = open_keys(folder / "keys")
         self.ledger = Ledger.open(_ledger_url(folder, config.ledger))
-        self.storage = Storage(_storage_url(folder, config.storage))
-        self.storage.check()
+        self.storage = Storage(_storage_url(folder, config.storage), **config.storage_options)
+        self.storage.check(config.store_id)
+        evidence = self.storage
+        if config.receipts is not None:
+            evidence = Storage(_storage_url(folder, config.receipts), **config.storage_options)
+            evidence.check(config.store_id)
         self.plugins = load_plugins()
         signer = self.plugins.signer(config.signer)
-        self.translog = Translog(self.ledger, self.storage, folder / "keys", config.store_id, __version__, signer)
+        self.translog = Translog(
+            self.ledger, self.storage, folder / "keys", config.store_id, __version__, signer, evidence
+        )
 
     @classmethod
     def create(
@@ -185,11 +198,17 @@ class Store:
         *,
         ledger: str = "sqlite:///ledger.sqlite",
         storage: str = "storage",
+        storage_options: Mapping[str, Any] | None = None,
+        receipts: str | None = None,
         placement_key: str | os.PathLike[str] | None = None,
         policy: str = DEFAULT,
         clock: Clock = lambda: datetime.now(UTC),
     ) -> "Store":
-        """Make a new store; refuse to overwrite one. `policy` is that of requests which name none."""
+        """Make a new store; refuse to overwrite one, or to share its storage with one.
+
+        `storage_options` say how to reach the storage and hold no secret; `receipts` is where receipts and their
+        documents go, if not to the storage; `policy` is that of requests which name none.
+        """
         folder = Path(directory).absolute()
         load_policy(policy, folder / Config.policies)
         if (folder / FILE_NAME).exists():
@@ -200,18 +219,32 @@ class Store:
             raise StorageError(f"the folder {folder} cannot be made: {error.strerror}") from error
         if storage.startswith("memory:"):
             raise InputError("storage in memory:// would be lost with the process; name a folder or a bucket")
-        Storage(_storage_url(folder, storage)).create()
-        Ledger.create(_ledger_url(folder, ledger)).close()
-        try:
-            create_keys(folder / "keys", Path(placement_key) if placement_key else None)
-        except BaseException:
-            Ledger.discard(_ledger_url(folder, ledger))
-            raise
-        config = Config(store_id=draw_id(), ledger=ledger, storage=storage, policy=policy)
-        with cls(folder, config, clock) as store:
-            begin(store.translog, stamp(clock()))
-        # Last, because with this file the folder is a store.
-        write_config(folder, config)
+        options = dict(storage_options or {})
+        check_storage_options(options)
+        check_no_secret(options, storage, receipts or "")
+        config = Config(
+            store_id=draw_id(),
+            ledger=ledger,
+            storage=storage,
+            policy=policy,
+            storage_options=options,
+            receipts=receipts,
+        )
+        with ExitStack() as undo:
+            _claim(undo, Storage(_storage_url(folder, storage), **options), config.store_id)
+            if receipts is not None:
+                _claim(undo, Storage(_storage_url(folder, receipts), **options), config.store_id, lock_allowed=True)
+            Ledger.create(_ledger_url(folder, ledger)).close()
+            try:
+                create_keys(folder / "keys", Path(placement_key) if placement_key else None)
+            except BaseException:
+                Ledger.discard(_ledger_url(folder, ledger))
+                raise
+            with cls(folder, config, clock) as store:
+                begin(store.translog, stamp(clock()))
+            # Last, because with this file the folder is a store.
+            write_config(folder, config)
+            undo.pop_all()
         return cls.open(folder, clock=clock)
 
     @classmethod
@@ -541,7 +574,7 @@ class Store:
 
     def receipt(self, request_id: str) -> bytes:
         """Return a receipt file."""
-        return self.storage.read(receipt_path(self._receipt(request_id).request_id))
+        return self.translog.shelf.read(receipt_path(self._receipt(request_id).request_id))
 
     def export_receipt(self, request_id: str, folder: str | os.PathLike[str]) -> list[str]:
         """Write the evidence pack of a receipt to a new folder; return the names of its files."""
@@ -551,7 +584,7 @@ class Store:
         command = f"unlearnd verify {name} --trust trust.json --detail detail.json"
         files = {
             name: data,
-            "detail.json": self.storage.read(detail_path(entry.detail)),
+            "detail.json": self.translog.shelf.read(detail_path(entry.detail)),
             "tree-head.txt": sign_head(self.translog)[1].encode(),
             "trust.json": trust(self.translog),
             "receipt.pub": (self.folder / "keys" / "receipt.pub").read_bytes(),
@@ -590,7 +623,8 @@ class Store:
     def export_log(self, target: str) -> int:
         """Write the log, its documents and receipts to a folder or URL; return its size."""
         url = target if "://" in target else str(Path(target).absolute())
-        return export(self.translog, Storage(url))
+        options = self.config.storage_options if url.startswith(("s3://", "s3a://")) else {}
+        return export(self.translog, Storage(url, **options))
 
     def signing_keys(self) -> list[SigningKey]:
         """Return the keys that sign or signed for this store, oldest first."""
@@ -808,6 +842,13 @@ def migrate_store(directory: str | os.PathLike[str]) -> tuple[str | None, str]:
     # What is not a ledger at all must not become an empty one.
     Ledger.check(url)
     return migrate(url)
+
+
+def _claim(undo: ExitStack, storage: Storage, store_id: str, lock_allowed: bool = False) -> None:
+    """Take a place for a store that is being made; it is let go again when the making fails."""
+    storage.create()
+    storage.claim(store_id, lock_allowed=lock_allowed)
+    undo.callback(storage.unclaim)
 
 
 def _ledger_url(folder: Path, url: str) -> str:

@@ -42,6 +42,13 @@ class Translog:
     software: str
     """This release's version."""
     make_signer: SignerMaker = open_signer
+    evidence: Storage | None = None
+    """Where receipts and their documents are kept; None: in the store's storage."""
+
+    @property
+    def shelf(self) -> Storage:
+        """Where receipts and their documents are kept."""
+        return self.evidence or self.storage
 
     @property
     def origin(self) -> str:
@@ -101,11 +108,30 @@ def issue_receipts(translog: Translog) -> None:
     """Sign and write every receipt whose statement is in the log and that is not written yet."""
     for entry in log.receipt_entries(translog.ledger):
         if entry.key_id is None:
-            translog.storage.write(receipt_path(entry.request_id), receipt_bytes(translog, entry))
-            reached(Step.RECEIPT_WRITTEN)
-            signer = signer_at(translog, "receipt", entry.leaf)
-            log.receipt_written(translog.ledger, entry.request_id, receipt_key_id(signer.public))
+            key_id = receipt_key_id(signer_at(translog, "receipt", entry.leaf).public)
+            receipt = receipt_bytes(translog, entry)
+            if translog.shelf.exclusive:
+                _create_receipt(translog, entry, receipt)
+                log.receipt_written(translog.ledger, entry.request_id, key_id)
+            else:
+                # Where storage cannot tell which of two writers came first, the ledger's lock does.
+                with log.writing_receipt(translog.ledger, entry.request_id, key_id) as first:
+                    if first:
+                        _create_receipt(translog, entry, receipt)
             reached(Step.RECEIPT_ENTERED)
+
+
+def _create_receipt(translog: Translog, entry: ReceiptEntry, receipt: bytes) -> None:
+    """Write a receipt that is not there; one that is there must state the same."""
+    path = receipt_path(entry.request_id)
+    if not translog.shelf.create_new(path, receipt):
+        try:
+            there = json.loads(translog.shelf.read(path))["envelope"]["payload"]
+        except (ValueError, LookupError, TypeError):
+            there = None
+        if there != json.loads(receipt)["envelope"]["payload"]:
+            raise DamagedStoreError(f"{path} is there already and states something else than the log")
+    reached(Step.RECEIPT_WRITTEN)
 
 
 def receipt_bytes(translog: Translog, entry: ReceiptEntry) -> bytes:
@@ -128,7 +154,7 @@ def detail_path(digest: str) -> str:
 
 def keep_detail(translog: Translog, detail: Detail) -> None:
     """Make a detail document durable, before a leaf names it."""
-    translog.storage.write(detail_path(detail.digest), detail.data)
+    translog.shelf.write(detail_path(detail.digest), detail.data)
 
 
 def rotate_key(translog: Translog, role: str, at: str) -> SigningKey:
@@ -260,10 +286,10 @@ def keep_cosignatures(translog: Translog, note: str) -> int:
     log.keep_head(translog.ledger, size, note)
     covered = [e for e in log.receipt_entries(translog.ledger) if e.leaf < size and e.key_id is not None]
     for entry in covered:
-        data = json.loads(translog.storage.read(receipt_path(entry.request_id)))
+        data = json.loads(translog.shelf.read(receipt_path(entry.request_id)))
         path = log.inclusion(translog.ledger, entry.leaf, size)
         fresh = make_receipt(data["envelope"], proof_text(entry.leaf, path, note))
-        translog.storage.write(receipt_path(entry.request_id), fresh)
+        translog.shelf.write(receipt_path(entry.request_id), fresh)
     return len(covered)
 
 
@@ -287,9 +313,9 @@ def export(translog: Translog, target: Storage, on_progress: Callable[[int], Non
     """
     size, note = sign_head(translog)
     for entry in log.receipt_entries(translog.ledger):
-        target.write(f"receipts/{entry.request_id}.receipt.json", translog.storage.read(receipt_path(entry.request_id)))
-    for name in translog.storage.list(f"{FOLDER}/detail"):
-        target.write(f"detail/{name.rsplit('/', 1)[-1]}", translog.storage.read(name))
+        target.write(f"receipts/{entry.request_id}.receipt.json", translog.shelf.read(receipt_path(entry.request_id)))
+    for name in translog.shelf.list(f"{FOLDER}/detail"):
+        target.write(f"detail/{name.rsplit('/', 1)[-1]}", translog.shelf.read(name))
     for begin in range(0, size, _TILE):
         end = min(begin + _TILE, size)
         entries = log.leaves(translog.ledger, begin, end)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from unlearnd.cli.options import as_json, opened, store_option
+from unlearnd.cli.options import as_json, opened, read_pairs, store_option
 from unlearnd.cli.show import counted, counting, print_json, print_table
 
 
@@ -14,17 +14,43 @@ from unlearnd.cli.show import counted, counting, print_json, print_table
 @click.option("--ledger", default="sqlite:///ledger.sqlite", show_default=True, metavar="URL", help="The database.")
 @click.option("--storage", default="storage", show_default=True, metavar="URL", help="Where slices and checkpoints go.")
 @click.option(
+    "--storage-option",
+    "storage_options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="How to reach the storage, such as endpoint_url=…; repeat it. No secrets: those come from the environment.",
+)
+@click.option("--receipts", metavar="URL", help="Where receipts go, if not to the storage; may have object lock.")
+@click.option(
     "--placement-key",
     metavar="FILE",
     help="Use this placement key, so that the store places users as another one does.",
 )
 @click.option("--policy", default="default", show_default=True, metavar="NAME", help="Whose rules requests follow.")
 @as_json
-def init(folder: str, ledger: str, storage: str, placement_key: str | None, policy: str, as_json: bool) -> None:
+def init(
+    folder: str,
+    ledger: str,
+    storage: str,
+    storage_options: tuple[str, ...],
+    receipts: str | None,
+    placement_key: str | None,
+    policy: str,
+    as_json: bool,
+) -> None:
     """Make a new store in DIR; refuse to overwrite one."""
     from unlearnd.store import Store  # heavy: sqlmodel, numpy
 
-    with Store.create(folder, ledger=ledger, storage=storage, placement_key=placement_key, policy=policy) as store:
+    options = read_pairs("--storage-option", storage_options)
+    with Store.create(
+        folder,
+        ledger=ledger,
+        storage=storage,
+        storage_options=options,
+        receipts=receipts,
+        placement_key=placement_key,
+        policy=policy,
+    ) as store:
         if as_json:
             print_json({"store": str(store.folder), "id": store.config.store_id, "policy": store.config.policy})
         else:

@@ -1,6 +1,5 @@
 """train, build, predict, evaluate, checkpoints."""
 
-import json
 import os
 from contextlib import suppress
 from dataclasses import asdict
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from unlearnd.cli.options import building, opened, store_option
+from unlearnd.cli.options import building, opened, read_pairs, store_option
 from unlearnd.cli.show import build_json, counted, note, print_json, print_table, trained_sentence, watching
 from unlearnd.errors import InputError, StorageError
 
@@ -55,7 +54,7 @@ def train(
             backend=backend,
             epochs=_epochs(epochs),
             seed=seed,
-            settings=_settings(settings) if settings else None,
+            settings=read_pairs("--set", settings) if settings else None,
             schedule=schedule,
             executor=executor,
             workers=workers,
@@ -168,20 +167,6 @@ def _epochs(given: str | None) -> Any:
         return None if given is None else Fraction(given) if float(given) < 1e9 else float(given)
     except (ValueError, OverflowError):
         raise InputError(f"epochs must be a number, not '{given}'") from None
-
-
-def _settings(given: tuple[str, ...]) -> dict[str, object]:
-    """Read `key=value` pairs; a value that is JSON is taken as such, anything else as text."""
-    settings: dict[str, object] = {}
-    for pair in given:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise InputError(f"--set takes key=value, not '{pair}'")
-        try:
-            settings[key] = json.loads(value)
-        except json.JSONDecodeError:
-            settings[key] = value
-    return settings
 
 
 def _rows(answers: "Iterator[Answers]") -> "Iterator[tuple[int, Any, float]]":

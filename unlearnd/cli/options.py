@@ -1,7 +1,8 @@
 """Options that several commands share, and opening the store they name."""
 
+import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from unlearnd.config import find_store
+from unlearnd.errors import InputError
 
 if TYPE_CHECKING:
     from unlearnd.store import Store
@@ -43,6 +45,20 @@ def store_named(folder: str | None) -> Path | None:
     """Return the store that was named, here or before the command or in the environment; None where none was."""
     named = folder or click.get_current_context().find_root().obj or os.environ.get("UNLEARND_STORE")
     return Path(named) if named else None
+
+
+def read_pairs(option: str, given: Sequence[str]) -> dict[str, object]:
+    """Read `key=value` pairs; a value that is JSON is taken as such, anything else as text."""
+    pairs: dict[str, object] = {}
+    for pair in given:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise InputError(f"{option} takes key=value, not '{pair}'")
+        try:
+            pairs[key] = json.loads(value)
+        except json.JSONDecodeError:
+            pairs[key] = value
+    return pairs
 
 
 @contextmanager

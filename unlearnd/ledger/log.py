@@ -4,7 +4,8 @@
 never part. A tree head is signed only after that transaction is durable.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
@@ -154,6 +155,16 @@ def receipt_written(ledger: Ledger, request_id: str, key_id: str) -> None:
     """Record that a receipt is signed and durable."""
     with ledger.write() as connection:
         connection.exec_driver_sql("UPDATE receipt SET key_id = ? WHERE request_id = ?", (key_id, request_id))
+
+
+@contextmanager
+def writing_receipt(ledger: Ledger, request_id: str, key_id: str) -> Iterator[bool]:
+    """Record a receipt as durable once the block has written it; others who would write it wait, and are told False."""
+    with ledger.write() as connection:
+        changed = connection.exec_driver_sql(
+            "UPDATE receipt SET key_id = ? WHERE request_id = ? AND key_id IS NULL", (key_id, request_id)
+        )
+        yield changed.rowcount == 1
 
 
 def _node(connection: Connection) -> Node:

@@ -1,9 +1,11 @@
 """Storage: slice data, checkpoints and receipts as objects. The only package that knows where bytes lie.
 
-`objects` is the door: names under one root, on a local disk (`disk`) or on any file system that fsspec opens.
+`objects` is the door: names under one root, on a local disk (`disk`), in a bucket (`s3`), or wherever else fsspec
+reaches.
 """
 
 from unlearnd.storage.disk import Pieces
-from unlearnd.storage.objects import Storage
+from unlearnd.storage.objects import CLAIM, Record, Storage
+from unlearnd.storage.s3 import Abilities, Kept, Version
 
-__all__ = ["Pieces", "Storage"]
+__all__ = ["CLAIM", "Abilities", "Kept", "Pieces", "Record", "Storage", "Version"]

@@ -44,6 +44,24 @@ def write_files(files: Sequence[tuple[str, Pieces]]) -> None:
         sync_folder(folder)
 
 
+def write_file_once(path: str, data: bytes) -> bool:
+    """Write a file unless there is one of that name; say whether it was written."""
+    if os.path.exists(path):
+        return False
+    folder, name = posixpath.split(path)
+    whole = f"{folder}/.{name}.{secrets.token_hex(4)}.part"
+    write_files([(whole, [data])])
+    try:
+        # Unlike a rename, a link never replaces what is there.
+        os.link(whole, path)
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(whole)
+    sync_folder(folder)
+    return True
+
+
 def sync_folder(folder: str) -> None:
     """Make the names in a folder durable; one that is gone has none."""
     with suppress(FileNotFoundError):

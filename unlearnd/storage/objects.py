@@ -6,47 +6,123 @@ whole object. Destroying looks again afterwards, because a claim of destruction 
 """
 
 import errno
+import json
 import os
 import posixpath
-from collections.abc import Iterable, Iterator
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from unlearnd.errors import NotFoundError, StorageError
-from unlearnd.storage.disk import Pieces, sync_folder, write_files
+from unlearnd.errors import DamagedStoreError, NotFoundError, RefusedError, StorageError, UnlearndError
+from unlearnd.storage.disk import Pieces, sync_folder, write_file_once, write_files
+from unlearnd.storage.s3 import ATTEMPTS, Abilities, Bucket, Kept, Version, options_for
 
+CLAIM = "store.json"
+CLAIM_TYPE = "application/vnd.unlearnd.storage.v1+json"
 # Requests wait for the other side: let them wait together, but not so many that training feels it.
-_WRITERS = 8
+_AT_ONCE = 8
+
+
+class Record(Protocol):
+    """Whoever writes down what becomes of the versions of objects, so that a kill in between loses none of it."""
+
+    def doomed(self, versions: Sequence[Version]) -> None:
+        """Called before these are destroyed."""
+
+    def destroyed(self, versions: Sequence[Version], kept: Sequence[Kept]) -> None:
+        """Called after storage was listed again: what is gone, and what is still there."""
 
 
 class Storage:
-    """A place for objects."""
+    """A place for objects: a local folder, a bucket with a prefix, or whatever else fsspec opens.
 
-    def __init__(self, url: str, **options: Any) -> None:
+    `settings` are those of `[storage]` in a store's settings file; credentials come from the environment.
+    """
+
+    def __init__(self, url: str, **settings: Any) -> None:
+        s3 = url.partition("://")[0] in ("s3", "s3a")
+        given = {**(options_for(settings) if s3 else {}), **settings.get("options", {})}
         try:
-            self._fs, self._root = fsspec.url_to_fs(url, **options)
-        except (ImportError, ValueError) as error:
+            self._fs, self._root = fsspec.url_to_fs(url, **given)
+        except (ImportError, ValueError, TypeError) as error:
+            what = f"storage {url} cannot be opened: {error}"
+            raise StorageError(f"{what} (pip install 'unlearnd[s3]')" if s3 else what) from error
+        except OSError as error:
             raise StorageError(f"storage {url} cannot be opened: {error}") from error
         self._root = posixpath.normpath(self._root)
         self.url = url
         self._local = isinstance(self._fs, LocalFileSystem)
+        self._bucket = Bucket(self._fs, settings.get("attempts", ATTEMPTS)) if s3 else None
+        self._abilities = Abilities(exclusive=self._local, versioning="off", object_lock=False)
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether `create_new` lets exactly one of two writers of a name succeed."""
+        return self._abilities.exclusive
+
+    @property
+    def abilities(self) -> Abilities:
+        """What the place was found to be able to do when it was claimed."""
+        return self._abilities
 
     def create(self) -> None:
         """Make the root, readable by its owner alone where that means something."""
         with _translated("storage root"):
+            if self._bucket:
+                self._bucket.check(self._root)
+                return
             self._fs.makedirs(self._root, exist_ok=True)
             if self._local:
                 os.chmod(self._root, 0o700)
 
-    def check(self) -> None:
-        """Raise `StorageError` unless the root is there: an absent volume must not pass for an empty one."""
+    def claim(self, store_id: str, *, lock_allowed: bool = False) -> None:
+        """Take the root for one store, after finding out what it can do; refuse what cannot serve or is taken."""
+        with _translated("storage root"):
+            self._check_free()
+            if self._bucket:
+                self._abilities = self._bucket.probe(self._root, f"probe-{secrets.token_hex(8)}")
+        if self._abilities.object_lock and not lock_allowed:
+            raise RefusedError(
+                f"the bucket of {self.url} has object lock: what is erased could not be destroyed there; "
+                "name another for slices and checkpoints (receipts may live in this one)"
+            )
+        about = {"exclusive": self._abilities.exclusive, "versioning": self._abilities.versioning}
+        document = {"mediaType": CLAIM_TYPE, "storeId": store_id, **about, "objectLock": self._abilities.object_lock}
+        if not self.create_new(CLAIM, json.dumps(document, indent=2).encode() + b"\n"):
+            raise self._taken()
+
+    def unclaim(self) -> None:
+        """Let go of a root that was claimed for a store that then was not made."""
+        self.destroy([CLAIM])
+
+    def check(self, store_id: str | None = None) -> None:
+        """Raise unless the root is there and is this store's: an absent volume must not pass for an empty one."""
         if self._local and not os.path.isdir(self._root):
             raise StorageError(f"the storage {self._root} is not there; is it mounted?")
+        if self._bucket:
+            with _translated("storage root"):
+                self._bucket.check(self._root)
+        try:
+            said = json.loads(self.read(CLAIM))
+            owner, found = said["storeId"], (said["exclusive"], said["versioning"], said["objectLock"])
+        except NotFoundError:
+            if not self._local:
+                raise StorageError(
+                    f"there is no store at {self.url}: it has no {CLAIM}; is it the right place?"
+                ) from None
+            return  # a store of 0.1, which made none
+        except (ValueError, KeyError, TypeError):
+            raise DamagedStoreError(f"{CLAIM} at {self.url} cannot be read") from None
+        if store_id is not None and owner != store_id:
+            raise RefusedError(f"the storage {self.url} belongs to another store, {owner}")
+        self._abilities = Abilities(*found)
 
     def write(self, name: str, data: bytes) -> None:
         """Store `data` under `name`, replacing what is there, whole or not at all."""
@@ -63,31 +139,84 @@ class Storage:
                 with _translated(name):
                     raise
             return
-        with ThreadPoolExecutor(_WRITERS) as pool:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
             for _ in pool.map(lambda named: self._send(*named), objects):
                 pass
 
     def _send(self, name: str, pieces: Pieces) -> None:
         with _translated(name):
-            self._fs.pipe_file(self._full(name), pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            path, data = self._full(name), pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            if self._bucket:
+                self._bucket.put(path, bytes(data))
+            else:
+                # There are file systems that have folders, and want them made.
+                self._fs.makedirs(posixpath.dirname(path), exist_ok=True)
+                self._fs.pipe_file(path, data)
 
-    def read(self, name: str) -> bytes:
-        """Return the bytes under `name`; raise `NotFoundError` where there are none."""
+    def create_new(self, name: str, data: bytes) -> bool:
+        """Store `data` under `name` unless something is there; say whether it was stored.
+
+        Of two writers exactly one succeeds, where the place is `exclusive`; elsewhere whoever calls holds a lock.
+        """
+        with _translated(name):
+            if self._local:
+                return write_file_once(self._full(name), data)
+            if self._bucket and self.exclusive:
+                return self._bucket.create(self._full(name), data)
+            there = self._exists(self._full(name))
+        if not there:
+            self.write(name, data)
+        return not there
+
+    def read(self, name: str, version: str | None = None) -> bytes:
+        """Return the bytes under `name`, or of one version of it; raise `NotFoundError` where there are none."""
         with _translated(name):
             if self._local:
                 return Path(self._full(name)).read_bytes()
+            if self._bucket:
+                return self._bucket.get(self._full(name), version)
             return bytes(self._fs.cat_file(self._full(name)))
 
+    def read_many(self, names: Sequence[str]) -> Iterator[bytes]:
+        """Yield the bytes under each name, in order; over a network, fetch the next ones meanwhile."""
+        if self._local or len(names) < 2:
+            yield from map(self.read, names)
+            return
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            # A window, not all of them: what is fetched waits in memory until it is taken.
+            waiting = [pool.submit(self.read, name) for name in names[:_AT_ONCE]]
+            for following in range(_AT_ONCE, len(names) + _AT_ONCE):
+                if not waiting:
+                    return
+                data = waiting.pop(0).result()
+                if following < len(names):
+                    waiting.append(pool.submit(self.read, names[following]))
+                yield data
+
     def list(self, prefix: str) -> list[str]:
-        """Return the names of all objects below the folder `prefix`, unfinished ones too, sorted."""
+        """Return the names of all objects below the folder `prefix`, sorted.
+
+        Unfinished ones count too, and those of which a bucket keeps nothing but older versions.
+        """
         with _translated(prefix):
             top = self._full(prefix)
             if self._local:
-                found = [posixpath.join(where, name) for where, _, names in os.walk(top) for name in names]
+                found: Iterable[str] = [
+                    posixpath.join(where, name) for where, _, names in os.walk(top) for name in names
+                ]
+            elif self._bucket:
+                found = {version.name for version in self._bucket.versions(top)}
             else:
                 self._fs.invalidate_cache()
                 found = self._fs.find(top)
         return sorted(posixpath.relpath(path, self._root) for path in found)
+
+    def versions(self, prefix: str) -> Sequence[Version]:
+        """Return every version below the folder `prefix` that a bucket keeps; none where there is no such thing."""
+        if not self._bucket:
+            return []
+        with _translated(prefix):
+            return [self._named(version) for version in self._bucket.versions(self._full(prefix))]
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Return the names of all objects below the folder `prefix` with their sizes."""
@@ -98,13 +227,22 @@ class Storage:
                     with suppress(FileNotFoundError):
                         sizes[name] = os.stat(self._full(name)).st_size
                 return sizes
+            if self._bucket:
+                found = self._bucket.sizes(self._full(prefix))
+                return {posixpath.relpath(path, self._root): size for path, size in found.items()}
             self._fs.invalidate_cache()
-            found = self._fs.find(self._full(prefix), detail=True)
-            return {posixpath.relpath(path, self._root): int(info["size"]) for path, info in found.items()}
+            listed = self._fs.find(self._full(prefix), detail=True)
+            return {posixpath.relpath(path, self._root): int(info["size"]) for path, info in listed.items()}
 
-    def destroy(self, names: Iterable[str]) -> None:
-        """Destroy objects; those already gone are fine. Raise `StorageError` if any is still there after."""
+    def destroy(self, names: Iterable[str], record: Record | None = None) -> None:
+        """Destroy objects, every version of them; those already gone are fine.
+
+        What is still there after is told to `record`; without one it is a `StorageError`.
+        """
         names = list(names)
+        if self._bucket:
+            self._destroy_versions(names, record)
+            return
         for name in names:
             with suppress(NotFoundError), _translated(name):
                 if self._local:
@@ -118,6 +256,50 @@ class Storage:
             if left:
                 raise StorageError(f"{len(left)} objects below {folder} are still there after destroying them")
 
+    def _destroy_versions(self, names: Sequence[str], record: Record | None) -> None:
+        assert self._bucket
+        if not names:
+            return
+        with _translated(f"{names[0]}, which is to be destroyed"):
+            doomed = self._bucket.versions_of([self._full(name) for name in names])
+            if record:
+                record.doomed([self._named(version) for version in doomed])
+            gone, kept = self._bucket.destroy(doomed)
+        still = [replace(one, name=posixpath.relpath(one.name, self._root)) for one in kept]
+        if record:
+            record.destroyed([self._named(version) for version in gone], still)
+        elif still:
+            raise StorageError(
+                f"{len(still)} versions of objects are still there after destroying them, the first of "
+                f"{still[0].name}: {still[0].why}"
+            )
+
+    def _check_free(self) -> None:
+        """Raise unless nobody has claimed the root, or a folder above it, and a bucket has nothing below it."""
+        if self._local:
+            return
+        above = self._root
+        while above.strip("/"):
+            # What lies above may be closed to us; then it cannot be looked at, and is taken to be free.
+            with suppress(PermissionError):
+                if self._exists(f"{above}/{CLAIM}"):
+                    raise self._taken()
+            above = posixpath.dirname(above)
+        if self._bucket and not self._bucket.is_empty(self._root):
+            raise RefusedError(f"there is something below {self.url} already, older versions count too: name another")
+
+    def _exists(self, path: str) -> bool:
+        return self._bucket.exists(path) if self._bucket else bool(self._fs.exists(path))
+
+    def _taken(self) -> RefusedError:
+        return RefusedError(
+            f"the storage {self.url} belongs to a store already: two stores in one place would destroy each "
+            "other's objects; name another"
+        )
+
+    def _named(self, version: Version) -> Version:
+        return replace(version, name=posixpath.relpath(version.name, self._root))
+
     def _full(self, name: str) -> str:
         path = posixpath.normpath(posixpath.join(self._root, name))
         if path != self._root and not path.startswith(self._root.rstrip("/") + "/"):
@@ -130,13 +312,13 @@ def _translated(name: str) -> Iterator[None]:
     """Turn what storage raises into our errors, where it enters."""
     try:
         yield
+    except UnlearndError:
+        raise
     except FileNotFoundError:
         raise NotFoundError(f"storage holds no {name}") from None
     except OSError as error:
         what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
         raise StorageError(f"storage cannot handle {name}: {what}") from error
-    except (StorageError, NotFoundError):
-        raise
     except Exception as error:
         # File systems are fsspec's plugins, and each raises errors of its own.
         raise StorageError(f"storage cannot handle {name}: {type(error).__name__}: {error}") from error
