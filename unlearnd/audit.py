@@ -65,7 +65,6 @@ _ATTEMPTS = 3
 _LEAVES_AT_ONCE = 1_000
 
 
-@dataclass(frozen=True)
 class AuditReport(Report):
     """What an audit found."""
 
