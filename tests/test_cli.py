@@ -29,6 +29,7 @@ from click.testing import CliRunner
 from pyarrow import parquet
 
 from unlearnd.cli import main
+from unlearnd.ledger.tables import SCHEMA
 
 ROWS, PEOPLE, SHARDS, SLICES = 120, 20, 2, 3
 SECRET = "secret.example"
@@ -582,8 +583,8 @@ def test_plugins_names_what_each_brings(trained: Shell) -> None:
 
 def test_migrate_of_a_new_store_has_nothing_to_do(trained: Shell) -> None:
     before = snapshot(trained.store)
-    assert trained("migrate").out == "The ledger has schema 0001 already.\n"
-    assert trained("migrate", "--json").json == {"before": "0001", "after": "0001"}
+    assert trained("migrate").out == f"The ledger has schema {SCHEMA} already.\n"
+    assert trained("migrate", "--json").json == {"before": SCHEMA, "after": SCHEMA}
     assert snapshot(trained.store) == before
 
 

@@ -60,7 +60,13 @@ def fault(*entries: EntryPoint) -> str:
 def test_what_comes_in_the_box_is_registered_like_everybody_elses() -> None:
     plugins = gather([DEFAULT])
     assert set(plugins.backends) == {"linear"}
-    assert set(plugins.placements) == {"uniform"}
+    assert set(plugins.placements) == {
+        "uniform",
+        "aware",
+        "aware-algorithm-1",
+        "aware-both",
+        "aware-square-root",
+    }
     assert set(plugins.executors) == {"serial", "processes"}
     assert set(plugins.aggregators) == {"vote", "mean"}
     assert isinstance(plugins.backend("linear"), Backend)

@@ -1,7 +1,8 @@
 """Make one answer of many constituents': pure arithmetic on probabilities.
 
 A constituent counts with its weight, the share of its shard that it has seen: 1 unless an erasure has set it
-back and no build has followed yet.
+back and no build has followed yet. Where shards are of unequal size, the weight is times the shard's size
+over the mean.
 """
 
 import numpy as np

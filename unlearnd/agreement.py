@@ -39,8 +39,8 @@ def _datasets(moment: Moment, history: History) -> Iterator[str]:
         yield f"only {'the ledger' if name in datasets else 'the log'} has a dataset '{name}'"
     for name in sorted(datasets.keys() & history.datasets.keys()):
         data, said = datasets[name], history.datasets[name]
-        now = (data.shards, data.unit, data.placement, list(data.shape), data.dtype)
-        if now != tuple(said.get(key) for key in ("shards", "unit", "placement", "shape", "dtype")):
+        now = (data.shards, data.unit, data.placement, data.layout, list(data.shape), data.dtype)
+        if now != tuple(said.get(key) for key in ("shards", "unit", "placement", "layout", "shape", "dtype")):
             yield f"dataset '{name}' has another layout in the ledger than in the log"
 
 

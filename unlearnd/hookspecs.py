@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from unlearnd.layouts import Risk
+
 hookspec = pluggy.HookspecMarker("unlearnd")
 hookimpl = pluggy.HookimplMarker("unlearnd")
 
@@ -181,7 +183,23 @@ class PlacementRule(Protocol):
     def __call__(
         self, numbers: NDArray[np.uint64], groups: Sequence[str] | None, shards: int, slices: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return shards 1…S and slices 1…R for each keyed number."""
+        """Return shards 1…S and slices 1…R for each keyed number. `groups` has one for each, or is None."""
+        ...
+
+
+@runtime_checkable
+class PriorPlacement(Protocol):
+    """A way of deciding where users go that is laid out beforehand, by how likely each group is to leave."""
+
+    def freeze(self, risks: Sequence[Risk], shards: int) -> Mapping[str, Any]:
+        """Return the layout that these priors give, as JSON without floats; raise `InputError` naming what is wrong.
+
+        Called once, when a dataset is created; what it returns is logged and never changes.
+        """
+        ...
+
+    def rule(self, layout: Mapping[str, Any]) -> PlacementRule:
+        """Return the rule of a frozen layout. It is always given groups."""
         ...
 
 
@@ -196,7 +214,7 @@ def register_backends(register: Callable[[Backend], None]) -> None:
 
 
 @hookspec
-def register_placements(register: Callable[[str, PlacementRule], None]) -> None:
+def register_placements(register: Callable[[str, PlacementRule | PriorPlacement], None]) -> None:
     """Bring placement rules under a name. When, order, return value and errors: as `register_backends`."""
 
 

@@ -7,6 +7,7 @@ points exist. Killed before it, an ingest leaves objects that belong to nobody, 
 """
 
 import itertools
+import json
 import os
 import re
 import tempfile
@@ -17,15 +18,16 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unlearnd.digests import digest_of
-from unlearnd.errors import BusyError, InputError, RefusedError, StorageError, UnlearndError
-from unlearnd.hookspecs import PlacementRule
+from unlearnd.errors import BusyError, DamagedStoreError, InputError, RefusedError, StorageError, UnlearndError
+from unlearnd.hookspecs import PlacementRule, PriorPlacement
 from unlearnd.keys import HANDLE_BYTES, Keys, draw_id, draw_user_keys
+from unlearnd.layouts import Risk
 from unlearnd.leases import Clock, hold
 from unlearnd.ledger import Ledger, models, points
 from unlearnd.ledger.connection import stamp
@@ -48,6 +50,8 @@ _BUCKETS = 64
 _REMEMBERED = 150_000
 MOST_SLICES = 10_000
 MOST_PLACES = 1_000_000
+MOST_LAYOUT = 40_000
+"""How many bytes a frozen layout may take: it goes into one leaf of the log."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
@@ -61,6 +65,8 @@ class Layout:
     placement: str = "uniform"
     classes: tuple[int | str, ...] | None = None
     """The class labels, where they are declared and not taken from the data."""
+    risks: tuple[Risk, ...] = ()
+    """How likely each group is to leave, for a placement that is laid out by that."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,7 @@ def ingest(
     name: str,
     batches: Iterable[Batch],
     layout: Layout,
-    rules: Mapping[str, PlacementRule],
+    rules: Mapping[str, PlacementRule | PriorPlacement],
     clock: Clock,
     folder: Path | None = None,
     slices_asked: bool = False,
@@ -106,16 +112,16 @@ def ingest(
         destroy_leftovers(ledger, storage, name)
         before = points.find_dataset(ledger, name)
         check_layout(before, layout, rules)
+        frozen, rule = _rule(before, layout, rules)
         generation = _generation(ledger, before, layout, slices_asked)
         ingest_id, intake = draw_id(), None
         points.open_ingest(ledger, ingest_id, name, clock())
         reached(Step.INGEST_OPENED)
         try:
             with tempfile.TemporaryFile(dir=folder) as users_file, tempfile.TemporaryFile(dir=folder) as rows_file:
-                rule = rules[before.placement if before else layout.placement]
                 spool = _Spool(users_file)
                 intake = _Intake(
-                    ledger, storage, keys, name, before, layout, generation, rule, ingest_id, spool, rows_file
+                    ledger, storage, keys, name, before, layout, frozen, generation, rule, ingest_id, spool, rows_file
                 )
                 for batch in batches:
                     intake.take(batch)
@@ -149,7 +155,7 @@ def destroy_leftovers(ledger: Ledger, storage: Storage, name: str) -> None:
         points.forget_ingest(ledger, ingest_id)
 
 
-def check_layout(before: Dataset | None, layout: Layout, rules: Mapping[str, PlacementRule]) -> None:
+def check_layout(before: Dataset | None, layout: Layout, rules: Mapping[str, PlacementRule | PriorPlacement]) -> None:
     """Raise unless this layout can be used: a new dataset's must make sense, an old one's must not change."""
     if layout.shards < 1 or layout.slices < 1:
         raise InputError(f"a dataset has at least 1 shard and 1 slice, not {layout.shards} and {layout.slices}")
@@ -162,6 +168,7 @@ def check_layout(before: Dataset | None, layout: Layout, rules: Mapping[str, Pla
         raise InputError(f"unit is 'user' or 'point', not '{layout.unit}'")
     if layout.placement not in rules:
         raise InputError(f"no placement '{layout.placement}'; installed: {', '.join(sorted(rules))}")
+    check_risks(before, layout, rules[layout.placement])
     if before is None:
         return
     fixed = {"shards": before.shards, "unit": before.unit, "placement": before.placement}
@@ -173,6 +180,46 @@ def check_layout(before: Dataset | None, layout: Layout, rules: Mapping[str, Pla
             )
     if layout.classes is not None and set(layout.classes) != set(before.labels):
         raise RefusedError(f"the classes of dataset '{before.name}' were fixed by an earlier ingest")
+
+
+def check_risks(before: Dataset | None, layout: Layout, rule: PlacementRule | PriorPlacement) -> None:
+    """Raise unless a placement by risk has priors to be laid out by, and no other has; those of old never change."""
+    if not isinstance(rule, PriorPlacement):
+        if layout.risks:
+            raise InputError(f"placement '{layout.placement}' takes no erasure probabilities; 'aware' does")
+        return
+    if before is not None:
+        same = layout.placement == before.placement
+        if same and layout.risks and rule.freeze(layout.risks, before.shards) != before.layout:
+            raise RefusedError(
+                f"the layout of dataset '{before.name}' was frozen by its first ingest; erasure probabilities "
+                "cannot change it any more"
+            )
+        return
+    if not layout.risks:
+        raise InputError(
+            f"placement '{layout.placement}' needs erasure probabilities by group, and the policy states none: "
+            "give them as risks"
+        )
+    size = len(json.dumps(rule.freeze(layout.risks, layout.shards)))
+    if size > MOST_LAYOUT:
+        raise InputError(
+            f"the layout would take {size:,} bytes, more than the {MOST_LAYOUT:,} that the log holds: "
+            "fewer groups or shards, please"
+        )
+
+
+def _rule(
+    before: Dataset | None, layout: Layout, rules: Mapping[str, PlacementRule | PriorPlacement]
+) -> tuple[Mapping[str, Any] | None, PlacementRule]:
+    """Return the frozen layout of a dataset, if its placement has one, and the rule to place by."""
+    chosen = rules[before.placement if before else layout.placement]
+    if not isinstance(chosen, PriorPlacement):
+        return None, chosen
+    frozen = before.layout if before else chosen.freeze(layout.risks, layout.shards)
+    if frozen is None:
+        raise DamagedStoreError(f"dataset '{before.name if before else ''}' is placed by risk and has no layout")
+    return frozen, chosen.rule(frozen)
 
 
 def _generation(ledger: Ledger, before: Dataset | None, layout: Layout, asked: bool) -> Generation:
@@ -201,6 +248,7 @@ class _Intake:
         name: str,
         before: Dataset | None,
         layout: Layout,
+        frozen: Mapping[str, Any] | None,
         generation: Generation,
         rule: PlacementRule,
         ingest_id: str,
@@ -209,7 +257,7 @@ class _Intake:
     ) -> None:
         self._spool, self._file = spool, file
         self._storage, self._keys, self._layout = storage, keys, layout
-        self._name, self._before, self._rule = name, before, rule
+        self._name, self._before, self._rule, self._frozen = name, before, rule, frozen
         self._generation, self._ingest_id = generation, ingest_id
         self._shards = before.shards if before else layout.shards
         self._labels = {str(label): code for code, label in enumerate(_known_labels(before, layout))}
@@ -241,16 +289,36 @@ class _Intake:
             texts = [str(value) for value in batch.label.values]
             named = np.asarray(texts)[batch.label.codes]
             row_numbers = numbers_of_points(batch.x, named.tolist(), numbers[codes], self._keys.placement)
-            shard, slice_ = self._rule(row_numbers, None, self._shards, self._generation.slices)
-        else:
-            user_shard, user_slice = self._rule(numbers, None, self._shards, self._generation.slices)
+            of_rows = None if batch.group is None else _texts(batch.group)[batch.group.codes]
+            shard, slice_ = self._place(batch, row_numbers, of_rows)
+        elif batch.group is None:
+            user_shard, user_slice = self._place(batch, numbers, None)
             shard, slice_ = user_shard[codes], user_slice[codes]
+        else:
+            # Somebody who is in two groups has a place for each: other points of theirs must not decide.
+            count = len(batch.group.values)
+            pairs, of_row = np.unique(codes * count + batch.group.codes, return_inverse=True)
+            pair_shard, pair_slice = self._place(batch, numbers[pairs // count], _texts(batch.group)[pairs % count])
+            shard, slice_ = pair_shard[of_row], pair_slice[of_row]
         slice_ = slice_ + (self._generation.first_slice - 1)
         position = np.arange(self.position, self.position + len(batch.x), dtype=np.int64)
         self.position += len(batch.x)
         self._spool.add(handles, codes, shard, slice_, position)
         place = shard * (self._generation.last_slice + 1) + slice_
         self._put_away(Rows(batch.x, label, position, handles[codes], group), place)
+
+    def _place(
+        self, batch: Batch, numbers: NDArray[np.uint64], groups: NDArray[np.str_] | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return shards and slices of the generation that takes points, by the dataset's rule."""
+        if self._frozen is not None and groups is None:
+            placement = self._before.placement if self._before else self._layout.placement
+            raise InputError(f"{batch.source}: placement '{placement}' places users by group: name the group column")
+        try:
+            # An array of text is a sequence of it; only its type does not say so.
+            return self._rule(numbers, groups, self._shards, self._generation.slices)  # type: ignore[arg-type]
+        except InputError as error:
+            raise InputError(f"{batch.source}, from row {batch.first_row}: {error}") from None
 
     def _put_away(self, rows: Rows, place: NDArray[np.int64]) -> None:
         """Write rows to the file, sorted by place, each as one record."""
@@ -382,6 +450,7 @@ class _Intake:
             groups=tuple(self._groups),
             points=self.position,
             version=0,
+            layout=self._frozen,
         )
 
     def _check_like(self, batch: Batch) -> None:
@@ -510,11 +579,16 @@ def _leaf(dataset: Dataset, now: datetime) -> bytes:
         dataset.shards,
         dataset.unit,
         dataset.placement,
+        dataset.layout,
         dataset.shape,
         dataset.dtype,
         len(dataset.labels),
         stamp(now),
     )
+
+
+def _texts(column: Column) -> NDArray[np.str_]:
+    return np.asarray([str(value) for value in column.values], np.str_)
 
 
 def _known_labels(before: Dataset | None, layout: Layout) -> tuple[int | str, ...]:

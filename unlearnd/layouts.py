@@ -41,6 +41,10 @@ class Risk:
     """Its expected share of the points; None where nobody said: groups then share alike what is left."""
 
 
+Risks = Sequence[Risk] | Mapping[str, float | Sequence[float]]
+"""Priors as a person gives them: by group a probability, or a probability and a share."""
+
+
 @dataclass(frozen=True)
 class FrozenLayout:
     """Where each group goes. Whoever has this and the placement key can recompute every place."""
@@ -76,6 +80,34 @@ class FrozenLayout:
             ordered=stored["ordered"],
             shard_edges=None if edges is None else tuple(edges),
         )
+
+
+@dataclass(frozen=True)
+class ByRisk:
+    """A placement that is laid out by risk: what plugins register."""
+
+    ordered: bool
+    power: float | None
+
+    def freeze(self, risks: Sequence[Risk], shards: int) -> Mapping[str, Any]:
+        return freeze(risks, shards, ordered=self.ordered, power=self.power).as_json()
+
+    def rule(self, layout: Mapping[str, Any]) -> "RiskRule":
+        return RiskRule(FrozenLayout.from_json(layout))
+
+
+@dataclass(frozen=True)
+class RiskRule:
+    """The rule of a frozen layout."""
+
+    layout: FrozenLayout
+
+    def __call__(
+        self, numbers: NDArray[np.uint64], groups: Sequence[str] | None, shards: int, slices: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        if groups is None:
+            raise InputError("users are placed by group, and there is none")
+        return place_by_risk(numbers, groups, self.layout, shards, slices)
 
 
 def shard_by_risk(probabilities: ArrayLike, most: float) -> NDArray[np.int64]:
@@ -121,6 +153,25 @@ def freeze(risks: Sequence[Risk], shards: int, *, ordered: bool, power: float | 
     probabilities = tuple(risk.probability for risk in line)
     cuts = None if power is None else _cut(edges, probabilities, shards, power)
     return FrozenLayout(tuple(risk.group for risk in line), tuple(edges), probabilities, ordered, cuts)
+
+
+def as_risks(given: Risks) -> tuple[Risk, ...]:
+    """Return priors however they are given."""
+    if not isinstance(given, Mapping):
+        return tuple(given)
+    found = []
+    for group, numbers in given.items():
+        parts = numbers if isinstance(numbers, Sequence) and not isinstance(numbers, str) else (numbers,)
+        if len(parts) not in (1, 2) or not all(isinstance(p, int | float) and not isinstance(p, bool) for p in parts):
+            raise InputError(f"the risk of '{group}' must be a probability, or a probability and a share")
+        found.append(Risk(str(group), *map(float, parts)))
+    return tuple(found)
+
+
+def risks_of(layout: FrozenLayout) -> tuple[Risk, ...]:
+    """Return the priors that a layout was made from."""
+    shares = [(end - begin) / AXIS for begin, end in pairwise(layout.edges)]
+    return tuple(map(Risk, layout.groups, layout.probabilities, shares))
 
 
 def complete_shares(risks: Sequence[Risk]) -> list[Risk]:

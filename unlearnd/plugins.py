@@ -14,7 +14,7 @@ import pluggy
 
 from unlearnd import hookspecs
 from unlearnd.errors import NotFoundError, PluginError
-from unlearnd.hookspecs import Aggregator, Backend, Executor, PlacementRule, SignerMaker
+from unlearnd.hookspecs import Aggregator, Backend, Executor, PlacementRule, PriorPlacement, SignerMaker
 
 GROUP = "unlearnd"
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class Plugins:
 
     installed: tuple[Installed, ...]
     backends: Mapping[str, Backend]
-    placements: Mapping[str, PlacementRule]
+    placements: Mapping[str, PlacementRule | PriorPlacement]
     executors: Mapping[str, Executor]
     aggregators: Mapping[str, Aggregator]
     signers: Mapping[str, SignerMaker]
@@ -114,7 +114,8 @@ def _registrar(shelf: _Shelf, owner: str) -> Callable[..., None]:
     if shelf.kind != "backend":
 
         def put(name: str, thing: Any) -> None:
-            if not isinstance(name, str) or not name or not callable(thing):
+            usable = callable(thing) or (shelf.kind == "placement" and isinstance(thing, PriorPlacement))
+            if not isinstance(name, str) or not name or not usable:
                 raise PluginError(f"plugin '{owner}' registers {shelf.kind}s by a name and something to call")
             shelf.put(name, thing, owner)
 

@@ -2,10 +2,11 @@
 
 What may be served is derived from recipes before every answer, if anything changed since the last one: an
 erasure made by another process is seen before the next answer. A constituent that has no clean checkpoint, or
-none that has seen a point, abstains. One that was set back counts by the share of its shard that it has seen.
+none that has seen a point, abstains. One that was set back counts by the share of its shard that it has seen. Where
+the layout makes shards of unequal size, each counts by its size as well.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -149,8 +150,16 @@ class ServedModel:
                 if points.version_of(self._ledger, self._model.dataset_id) == version:
                     raise
 
+    def _usual_size(self, counts: Mapping[tuple[int, int], int]) -> float | None:
+        """Return the mean size of a shard where the layout makes them unequal; None where they are alike."""
+        layout = points.dataset_by_id(self._ledger, self._model.dataset_id).layout
+        if layout is None or layout.get("shardEdges") is None:
+            return None
+        return sum(counts.values()) / self._model.spec.shards
+
     def _load(self, version: int) -> _Serving:
         counts = points.counts_of(self._ledger, self._model.dataset_id)
+        usual = self._usual_size(counts)
         old = self._serving.states if self._serving else {}
         states: dict[str, State] = {}
         weights = []
@@ -163,7 +172,7 @@ class ServedModel:
                 recipe = standing.checkpoint.recipe
                 states[recipe] = old[recipe] if recipe in old else read[recipe]
                 held = sum(counts.get((standing.shard, s), 0) for s in range(1, standing.slices + 1))
-                weights.append(seen / held)
+                weights.append(seen / (usual or held))
         predictor = None
         if old.keys() == states.keys() and self._serving is not None:
             predictor = self._serving.predictor

@@ -76,22 +76,28 @@ def key_changed(role: str, action: str, key_id: str, public: str, at: str, since
 
 
 def dataset_made(
-    name: str, shards: int, unit: str, placement: str, shape: Sequence[int], dtype: str, classes: int, at: str
+    name: str,
+    shards: int,
+    unit: str,
+    placement: str,
+    layout: Mapping[str, Any] | None,
+    shape: Sequence[int],
+    dtype: str,
+    classes: int,
+    at: str,
 ) -> bytes:
-    """Return the leaf of a new dataset."""
-    return make_payload(
-        "dataset",
-        {
-            "dataset": name,
-            "shards": shards,
-            "unit": unit,
-            "placement": placement,
-            "shape": list(shape),
-            "dtype": dtype,
-            "classes": classes,
-            "at": to_the_minute(at),
-        },
-    )
+    """Return the leaf of a new dataset; with its layout, where that was frozen from priors."""
+    predicate: dict[str, Any] = {
+        "dataset": name,
+        "shards": shards,
+        "unit": unit,
+        "placement": placement,
+        "shape": list(shape),
+        "dtype": dtype,
+        "classes": classes,
+        "at": to_the_minute(at),
+    }
+    return make_payload("dataset", predicate if layout is None else {**predicate, "layout": dict(layout)})
 
 
 def slices_sealed(dataset: str, roots: Iterable[tuple[int, int, Digest, int]], at: str) -> list[bytes]:

@@ -41,9 +41,10 @@ from unlearnd.erasure import (
     record_requests,
 )
 from unlearnd.errors import InputError, NotFoundError, RefusedError, StorageError, UnlearndError
-from unlearnd.hookspecs import Task
+from unlearnd.hookspecs import PriorPlacement, Task
 from unlearnd.ingest import Added, Layout, check_layout, check_name, ingest
 from unlearnd.keys import create_keys, draw_id, draw_seed, open_keys
+from unlearnd.layouts import FrozenLayout, Risk, Risks, as_risks, risks_of
 from unlearnd.leases import Clock, hold
 from unlearnd.ledger import Ledger, erasures, log, models, points
 from unlearnd.ledger.connection import stamp
@@ -282,6 +283,8 @@ class Store:
         slices: int | None = None,
         unit: str | None = None,
         placement: str | None = None,
+        risk: Risks | None = None,
+        policy: str | None = None,
         classes: Sequence[int | str] | int | None = None,
         on_progress: Any = lambda rows: None,
     ) -> Added:
@@ -289,6 +292,9 @@ class Store:
 
         Points given before anything is trained fill the same slices. Once a model has been built, they go to
         `slices` new ones (one, unless said otherwise) at the end of each shard.
+
+        A placement by risk is laid out by `risk`, which has for each group a probability, or a probability and the
+        group's share of the points; else by the erasure probabilities of `policy`, or of the store's own.
         """
         known = points.find_dataset(self.ledger, dataset)
         layout = Layout(
@@ -298,6 +304,7 @@ class Store:
             placement=placement or (known.placement if known else "uniform"),
             classes=_classes(classes),
         )
+        layout = replace(layout, risks=self._risks(layout.placement, known, risk, policy))
         check_layout(known, layout, self.plugins.placements)
         if features is None and known is not None:
             features = _columns_for(known, data)
@@ -466,6 +473,17 @@ class Store:
             right = np.array([known.get(str(value), -1) for value in batch.label.values], np.int64)
             parts.append(served.evaluate(batch.x, right[batch.label.codes], aggregate))
         return join_evaluations(parts)
+
+    def _risks(
+        self, placement: str, known: Dataset | None, given: Risks | None, policy: str | None
+    ) -> tuple[Risk, ...]:
+        """Return the priors to lay a dataset out by: as given, else the policy's where they are needed."""
+        if given is not None:
+            return as_risks(given)
+        needed = known is None and isinstance(self.plugins.placements.get(placement), PriorPlacement)
+        if not needed and policy is None:
+            return ()
+        return as_risks(self.policy(policy).placement.erasure_probability)
 
     def _read_for(self, model: str, data: Data, label: str | ArrayLike | None) -> Iterator[Batch]:
         """Read rows to ask a model about: of files, the columns that its dataset was made of."""
@@ -678,6 +696,7 @@ class Store:
             epochs=float(found.spec.epochs),
             schedule=found.spec.schedule,
             scattered=dataset.unit == "point",
+            risks=() if dataset.layout is None else risks_of(FrozenLayout.from_json(dataset.layout)),
             state_bytes=sum(sizes) / len(sizes) if sizes else None,
             samples_per_second=sum(build.samples for build in built) / seconds if seconds else None,
         )

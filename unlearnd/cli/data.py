@@ -6,6 +6,8 @@ from pathlib import Path
 import click
 
 from unlearnd.cli.options import as_json, opened, read_pairs, store_option
+from unlearnd.cli.policies import own_folder
+from unlearnd.cli.risks import policy_option, read_risks, risk_option
 from unlearnd.cli.show import counted, counting, print_json, print_table
 
 
@@ -71,7 +73,9 @@ def init(
     "--slices", type=int, metavar="R", help="Slices per shard: of a new dataset [default: 10], or to add [default: 1]."
 )
 @click.option("--unit", type=click.Choice(["user", "point"]), help="What is placed together.  [default: user]")
-@click.option("--placement", metavar="NAME", help="How users are placed.  [default: uniform]")
+@click.option("--placement", metavar="NAME", help="How users are placed: uniform, aware, …  [default: uniform]")
+@policy_option
+@risk_option
 @click.option("--classes", metavar="N|A,B,…", help="Declare the labels instead of taking them from the data.")
 @store_option
 def ingest(
@@ -85,6 +89,8 @@ def ingest(
     slices: int | None,
     unit: str | None,
     placement: str | None,
+    policy: str | None,
+    risk: tuple[str, ...],
     classes: str | None,
     folder: str | None,
     as_json: bool,
@@ -105,6 +111,8 @@ def ingest(
             slices=slices,
             unit=unit,
             placement=placement,
+            risk=read_risks(risk, policy, own_folder(folder)) if risk else None,
+            policy=policy,
             classes=_classes(classes),
             on_progress=advance,
         )

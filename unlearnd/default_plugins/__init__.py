@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from unlearnd.hookspecs import Aggregator, Backend, Executor, PlacementRule, SignerMaker, hookimpl
+from unlearnd.hookspecs import Aggregator, Backend, Executor, PlacementRule, PriorPlacement, SignerMaker, hookimpl
 
 
 @hookimpl
@@ -13,10 +13,13 @@ def register_backends(register: Callable[[Backend], None]) -> None:
 
 
 @hookimpl
-def register_placements(register: Callable[[str, PlacementRule], None]) -> None:
-    from unlearnd.placement import place  # numpy
+def register_placements(register: Callable[[str, PlacementRule | PriorPlacement], None]) -> None:
+    from unlearnd.layouts import KINDS, ByRisk  # numpy
+    from unlearnd.placement import place
 
     register("uniform", lambda numbers, groups, shards, slices: place(numbers, shards, slices))
+    for name, (ordered, power) in KINDS.items():
+        register(name, ByRisk(ordered, power))
 
 
 @hookimpl

@@ -4,7 +4,7 @@ The bulk paths take and give whole columns through the driver; no object is made
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -38,6 +38,8 @@ class Dataset:
     groups: tuple[str, ...]
     points: int
     version: int
+    layout: Mapping[str, Any] | None = None
+    """Where each group goes, frozen when the dataset was made; None where places do not depend on groups."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class Ingest:
 
 _DATASET = (
     "SELECT id, name, unit, placement, shards, dtype, shape, columns, label_kind, labels, labels_declared, "
-    '"groups", points, version FROM dataset'
+    '"groups", points, version, layout FROM dataset'
 )
 # A handle met before keeps its key; one that was erased comes back as a new user with a new key.
 _MET_BEFORE = "ON CONFLICT (handle) DO UPDATE SET key = excluded.key, erased_at = NULL WHERE users.key IS NULL"
@@ -394,12 +396,13 @@ def _enter_dataset(connection: Connection, ingest: Ingest, reserved: int | None,
     if before is None:
         created = connection.exec_driver_sql(
             "INSERT INTO dataset (id, name, unit, placement, shards, dtype, shape, columns, label_kind, "
-            'labels, labels_declared, "groups", points, version, created_at) '
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?) ON CONFLICT (name) DO NOTHING",
+            'labels, labels_declared, "groups", points, version, created_at, layout) '
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?, ?) ON CONFLICT (name) DO NOTHING",
             (
                 reserved,
                 *(after.name, after.unit, after.placement, after.shards, after.dtype, shape, columns),
                 *(after.label_kind, labels, after.labels_declared, groups, after.points, stamp(now)),
+                None if after.layout is None else json.dumps(after.layout),
             ),
         )
         if created.rowcount == 0:
@@ -445,6 +448,7 @@ def _dataset(row: Any) -> Dataset:
         groups=tuple(json.loads(row.groups)),
         points=row.points,
         version=row.version,
+        layout=None if row.layout is None else json.loads(row.layout),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from sqlalchemy import BigInteger, Column, Index, LargeBinary
 from sqlmodel import Field, SQLModel
 
-SCHEMA = "0002"
+SCHEMA = "0003"
 """The newest migration; a store whose `alembic_version` differs is not opened."""
 
 _CLUSTERED: dict[str, Any] = {"sqlite_with_rowid": False}
@@ -36,6 +36,8 @@ class DatasetRow(SQLModel, table=True):
     version: int = Field(sa_type=BigInteger)
     """Counts up whenever what may be served could have changed."""
     created_at: str
+    layout: str | None = None
+    """Where each group goes, frozen when the dataset was made; none where places do not depend on groups."""
 
 
 class GenerationRow(SQLModel, table=True):
@@ -123,6 +125,8 @@ class ModelRow(SQLModel, table=True):
     deterministic: bool
     seed: int = Field(sa_type=BigInteger)
     declared_at: str
+    kept: str | None = None
+    """The slices whose checkpoints are kept; none for all."""
 
 
 class CheckpointRow(SQLModel, table=True):
