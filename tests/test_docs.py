@@ -241,6 +241,21 @@ def test_every_setting_of_a_backend_is_described(backend):
     assert settings_in(f"Settings of the backend {backend}") == set(fields)
 
 
+@pytest.mark.parametrize("backend", ["sgd", "forest"])
+def test_every_setting_of_a_backend_of_scikit_learn_is_described(backend):
+    settings = pytest.importorskip("unlearnd_sklearn.settings")
+    fields = {"sgd": settings.SgdSettings, "forest": settings.ForestSettings}[backend].model_fields
+    assert settings_in(f"Settings of the backend {backend}") == set(fields)
+
+
+def test_every_parameter_and_method_of_the_estimator_is_described():
+    estimator = pytest.importorskip("unlearnd_sklearn").SisaClassifier
+    text = (ROOT / "plugins" / "unlearnd-sklearn" / "README.md").read_text()
+    methods = {name for name in vars(estimator) if not name.startswith(("_", "set_"))}
+    for name in {*inspect.signature(estimator).parameters, *methods}:
+        assert re.search(rf"`{name}[`(]", text), name
+
+
 @pytest.mark.parametrize("backend", ["convnet", "resnet", "wide_resnet"])
 def test_every_setting_of_a_network_is_described(backend):
     settings = pytest.importorskip("unlearnd_torch.settings")
