@@ -275,6 +275,16 @@ def test_every_rule_and_every_fixture_of_the_contract_is_described():
     assert members <= named_in("testing.md")
 
 
+def test_the_template_to_copy_is_what_the_how_to_makes():
+    made = {
+        block.note[1].replace("mine", "example"): block.text.replace("Mine", "Example").replace("mine", "example")
+        for block in blocks_of(ROOT / "docs" / "how-to" / "write-a-backend.md")
+        if block.note and block.note[0] == "file"
+    }
+    for name in ("unlearnd_example.py", "pyproject.toml", "tests/test_contract.py"):
+        assert made[f"unlearnd-example/{name}"] == (ROOT / "plugins" / "unlearnd-example" / name).read_text()
+
+
 def test_every_entry_of_the_settings_file_is_described():
     entries = {name for entries in _SECTIONS.values() for name in entries}
     assert entries <= named_in("settings.md")

@@ -143,10 +143,16 @@ def test_a_given_folder_stays_and_is_not_overwritten(tmp_path: Path) -> None:
         ({"epochs": -1}, "epochs must be more than 0"),
     ],
 )
-def test_what_cannot_be_used_is_a_value_error(options: dict[str, object], said: str) -> None:
+def test_what_cannot_be_used_is_a_value_error_and_leaves_nothing(
+    options: dict[str, object], said: str, tmp_path: Path
+) -> None:
     x, y, _ = blobs()
+    model = SisaClassifier(**options, folder=str(tmp_path / "new"))
     with pytest.raises(ValueError, match=said):
-        SisaClassifier(**options).fit(x, y)
+        model.fit(x, y)
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(NotFittedError):
+        model.predict(x)
 
 
 def test_wrong_groups_and_an_unfitted_estimator_are_told() -> None:

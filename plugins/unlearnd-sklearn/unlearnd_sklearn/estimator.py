@@ -8,6 +8,7 @@ estimator names its store and does not contain it.
 from __future__ import annotations
 
 import hashlib
+import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from unlearnd.errors import InputError, NotFoundError, RefusedError
+from unlearnd.plugins import load_plugins
 from unlearnd.serving import Answers
 from unlearnd.store import Store
 
@@ -67,21 +69,23 @@ class SisaClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         if len(classes) < 2:
             raise ValueError(f"{type(self).__name__} tells classes apart: y has only one class")
         users = _users(groups, len(x))
-        self._let_go()
         with _as_value_error():
+            # Asked before anything is made: what cannot be trained must not leave a store behind.
+            load_plugins().backend(self.backend).settings(dict(self.settings or {}))
+            self._let_go()
             self._make_store(x, codes, users, classes)
         self.classes_ = classes
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Return the label that the constituents give each row together."""
-        check_is_fitted(self)
+        check_is_fitted(self, "classes_")
         labels: NDArray[Any] = self.classes_[self._answers(X).scores.argmax(axis=1)]
         return labels
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
         """Return (n, classes): mean probabilities, or with `aggregate="vote"` shares of votes."""
-        check_is_fitted(self)
+        check_is_fitted(self, "classes_")
         return self._answers(X).scores
 
     def forget(self, groups: ArrayLike) -> list[bytes]:
@@ -90,7 +94,7 @@ class SisaClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         Each is the content of a file for `unlearnd verify`. Raise `ValueError` if nothing of somebody is there, or
         was: nobody is erased then.
         """
-        check_is_fitted(self)
+        check_is_fitted(self, "classes_")
         users = np.atleast_1d(np.asarray(groups)).tolist()
         with _as_value_error():
             store = self.store_
@@ -130,34 +134,26 @@ class SisaClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
             folder = Path(self._temporary.name) / "store"
         else:
             folder = Path(self.folder).absolute()
+        new = not folder.exists()
         with tempfile.TemporaryDirectory(prefix="unlearnd-") as secret:
             if self.random_state is not None:
                 seed = int(check_random_state(self.random_state).randint(2**31 - 1))
                 key = Path(secret) / "placement.key"
                 key.write_text(hashlib.sha256(f"SisaClassifier {seed}".encode()).hexdigest() + "\n")
             store = Store.create(folder, placement_key=key)
-        self.folder_ = str(folder)
-        self._opened = store
+        try:
+            names = _names(classes)
+            labels = np.asarray(names)[codes]
+            store.ingest(DATASET, x, user=users, label=labels, classes=names, shards=self.shards, slices=self.slices)
+            settings = dict(self.settings or {})
+            store.train(MODEL, dataset=DATASET, backend=self.backend, epochs=self.epochs, seed=seed, settings=settings)
+        except BaseException:
+            store.close()
+            if new:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self.folder_, self._opened, self._served = str(folder), store, store.model(MODEL)
         self._closer = weakref.finalize(self, store.close)
-        names = _names(classes)
-        store.ingest(
-            DATASET,
-            x,
-            user=users,
-            label=np.asarray(names)[codes],
-            classes=names,
-            shards=self.shards,
-            slices=self.slices,
-        )
-        store.train(
-            MODEL,
-            dataset=DATASET,
-            backend=self.backend,
-            epochs=self.epochs,
-            seed=seed,
-            settings=dict(self.settings or {}),
-        )
-        self._served = store.model(MODEL)
 
     def _answers(self, X: ArrayLike) -> Answers:
         x = validate_data(self, X, dtype=np.float32, order="C", reset=False)
