@@ -12,7 +12,9 @@ from click.testing import CliRunner
 
 from benchmarks.seaweed import READER_KEY, READER_SECRET, Seaweed
 from unlearnd.audit import audit
+from unlearnd.checkpoints import path_of
 from unlearnd.cli import main
+from unlearnd.dossier import predicate_of
 from unlearnd.errors import DamagedStoreError, InputError, NotFoundError, RefusedError, StorageError
 from unlearnd.steps import Step
 from unlearnd.storage import CLAIM, Storage
@@ -319,6 +321,81 @@ def test_an_older_version_of_anything_fails_the_audit(
     report = audit(far_store)
     assert report.failed == ("S2",)
     assert "older version" in next(check.sentence for check in report.checks if check.id == "S2")
+
+
+def deny(seaweed: Seaweed, bucket: str, what: str) -> None:
+    """Take the right to delete versions away from everybody, as an administrator may."""
+    statement = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": ["s3:DeleteObject", "s3:DeleteObjectVersion"],
+        "Resource": f"arn:aws:s3:::{bucket}/{what}",
+    }
+    policy = {"Version": "2012-10-17", "Statement": [statement]}
+    seaweed.call("put_bucket_policy", Bucket=bucket, Policy=json.dumps(policy))
+
+
+def test_what_the_bucket_does_not_let_go_is_in_the_outcome_and_the_receipt(
+    far_store: Store, people: Any, add: Any, fit: Any, digests: Any, seaweed: Seaweed, bucket: str, tmp_path: Path
+) -> None:
+    add(far_store, people(), shards=1)
+    fit(far_store)
+    old = {c.path for c in far_store.checkpoints("m")}
+    deny(seaweed, bucket, "shop/checkpoints/*")
+    erased = far_store.erase(["u3"])
+    (outcome,) = erased.outcomes
+    assert outcome.found
+    assert {one.name for one in outcome.kept} == {c_path(c) for c in outcome.checkpoints} <= old
+    assert all("the server refuses" in one.why for one in outcome.kept)
+    with pytest.raises(StorageError, match="could not be destroyed, and the receipts say so"):
+        erased.check_destroyed()
+    said = predicate_of(far_store.receipt(outcome.request))
+    assert said["objects"]["kept"]["count"] == len(outcome.kept)
+    assert said["objects"]["destroyed"]["count"] >= 1
+    assert said["scope"]["claims"] == ["training-data", "ledger"]
+    assert "object-versions-kept" in said["scope"]["notClaimed"]
+    names = far_store.export_receipt(outcome.request, tmp_path / "pack")
+    trust = (tmp_path / "pack" / "trust.json").read_bytes()
+    detail = (tmp_path / "pack" / "detail.json").read_bytes()
+    assert "NOT destroyed" in (tmp_path / "pack" / "summary.html").read_text()
+    report = verify_receipt((tmp_path / "pack" / names[0]).read_bytes(), trust, detail=detail, now=far_store.clock())
+    assert report.failed == ()
+    assert any("NOT ALL IS DESTROYED" in line for line in report.lines())
+    # What holds no version any more is not claimed to, and an audit sees what lies there.
+    assert "S2" in audit(far_store).failed
+    seaweed.call("delete_bucket_policy", Bucket=bucket)
+    again = far_store.erase(["u4", "u5", "u6"])
+    assert not any(one.kept for one in again.outcomes)
+    again.check_destroyed()
+    assert audit(far_store).failed == ()
+
+
+def c_path(checkpoint: Any) -> str:
+    return path_of(checkpoint.model, checkpoint.shard, checkpoint.recipe)
+
+
+def test_a_kill_between_destroying_and_saying_so_does_not_lose_the_record(
+    far_store: Store, people: Any, add: Any, fit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(far_store, people(), shards=1)
+    fit(far_store)
+
+    class CutError(BaseException):
+        pass
+
+    def cut(*arguments: Any) -> None:
+        raise CutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("unlearnd.ledger.erasures.versions_destroyed", cut)
+        with pytest.raises(CutError):
+            far_store.erase(["u3"])
+    (outcome,) = far_store.erase(["u3"]).outcomes
+    said = predicate_of(far_store.receipt(outcome.request))
+    assert said["objects"]["kept"]["count"] == 0
+    # The segment that was destroyed before the cut, and every checkpoint.
+    assert said["objects"]["destroyed"]["count"] == 1 + len(outcome.checkpoints)
+    assert audit(far_store).failed == ()
 
 
 # Writing.

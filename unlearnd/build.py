@@ -32,7 +32,7 @@ from unlearnd.recipes import Spec, epochs_at, samples_at, step_seed
 from unlearnd.slices import compute_roots, read_slices
 from unlearnd.statements import checkpoints_built, checkpoints_destroyed, slices_sealed
 from unlearnd.steps import Step, reached
-from unlearnd.storage import Pieces, Storage
+from unlearnd.storage import Overlooked, Pieces, Storage
 
 T = TypeVar("T")
 Report = Callable[[Progress], None]
@@ -347,7 +347,7 @@ class _Group:
         for shard in self._standings:
             # What a builder that was killed, or lost its lease, wrote and could not enter.
             known = {checkpoint.path for checkpoint in models.checkpoints_of(self._ledger, self._model.id, shard)}
-            destroy_all_but(self._storage, self._model.name, shard, known)
+            destroy_all_but(self._storage, self._model.name, shard, known, Overlooked())
         spec, settings = self._model.spec, self._model.spec.settings
         reached_by = {k: s.checkpoint for k, s in self._standings.items() if s.checkpoint and self._model.sliceable}
         self._states.update(zip(reached_by, read_states(self._storage, list(reached_by.values())), strict=True))

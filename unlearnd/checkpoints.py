@@ -24,7 +24,7 @@ from unlearnd.hookspecs import State
 from unlearnd.ledger import Ledger, models, points
 from unlearnd.ledger.models import Checkpoint, Model
 from unlearnd.recipes import recipes
-from unlearnd.storage import Pieces, Storage
+from unlearnd.storage import Pieces, Record, Storage
 
 
 @dataclass(frozen=True)
@@ -164,11 +164,11 @@ def _decode(checkpoint: Checkpoint, data: bytes) -> State:
         raise DamagedStoreError(f"{checkpoint.path} cannot be read: {error}") from None
 
 
-def destroy_all_but(storage: Storage, model: str, shard: int, keep: Iterable[str]) -> int:
+def destroy_all_but(storage: Storage, model: str, shard: int, keep: Iterable[str], record: Record | None = None) -> int:
     """Destroy every object in a constituent's folder that is not to be kept; return how many there were.
 
     Going by what storage lists, and not by what the ledger remembers, also finds what a killed builder left.
     """
     doomed = set(storage.list(folder_of(model, shard))) - set(keep)
-    storage.destroy(doomed)
+    storage.destroy(doomed, record)
     return len(doomed)

@@ -36,6 +36,7 @@ def summary_page(receipt: bytes, command: str) -> bytes:
         ("Points erased", f"{said['erased']['points']:,}" if said["found"] else "none: the store held no such data"),
         ("Slices rewritten", f"{said['slices']['count']:,}"),
         ("Checkpoints destroyed", f"{said['checkpoints']['destroyed']['count']:,}"),
+        *_kept(said),
         ("To train again", f"{said['samples']['retrain']:,} of {said['samples']['fromScratch']:,} samples"),
         ("Can be replayed", "bit for bit" if said["replay"] == "bit-exact" else "no"),
         ("Store", said["storeId"]),
@@ -54,6 +55,11 @@ def summary_page(receipt: bytes, command: str) -> bytes:
         f"<h2>What a receipt cannot prove</h2><ul>{limits}</ul></body></html>\n"
     )
     return page.encode()
+
+
+def _kept(said: Mapping[str, Any]) -> list[tuple[str, str]]:
+    kept = said.get("objects", {}).get("kept", {}).get("count", 0)
+    return [("NOT destroyed", f"{kept:,} versions of objects that the storage did not let go")] if kept else []
 
 
 def predicate_of(receipt: bytes) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ From step 3 on nothing made from the points is served, because it has no recipe 
 before the next begins and can be taken again; whoever comes next carries on with what another left undone.
 """
 
+import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -44,7 +45,7 @@ from unlearnd.statements import (
     slices_sealed,
 )
 from unlearnd.steps import Step, reached
-from unlearnd.storage import Storage
+from unlearnd.storage import Kept, Storage, Version
 from unlearnd.translog import Translog, issue_receipts, keep_detail
 
 Target = bytes | tuple[str, int]
@@ -91,6 +92,8 @@ class Outcome:
     slices: tuple[Touched, ...]
     checkpoints: tuple[Destroyed, ...]
     """Destroyed because they had seen one of these points."""
+    kept: tuple[Kept, ...]
+    """Versions of objects that held such points, or were made from them, and that storage did not let go."""
     received_at: str
     influence_removed_at: str | None
     rebuilt_at: str | None
@@ -185,6 +188,7 @@ def record_requests(
 def carry_out(translog: Translog, plugins: Mapping[str, str], erasure_id: str, clock: Clock) -> None:
     """Steps 3 to 6, beginning with the first that is not done; `plugins` are the versions a receipt names."""
     ledger, storage = translog.ledger, translog.storage
+    record = _Record(ledger, erasure_id, clock)
     with hold(ledger, [f"erasure/{erasure_id}"], clock):
         erasure = erasures.erasure_by_id(ledger, erasure_id)
         if erasure.influence_removed_at is not None:
@@ -196,16 +200,17 @@ def carry_out(translog: Translog, plugins: Mapping[str, str], erasure_id: str, c
         for dataset_id, shard in erasure.touched:
             dataset = points.dataset_by_id(ledger, dataset_id)
             with hold(ledger, [data_lease(dataset.name, shard)], clock):
-                rewrite_dropped(ledger, storage, dataset, shard, clock())
-        _destroy_leftovers(ledger, storage, clock)
+                rewrite_dropped(ledger, storage, dataset, shard, clock(), record)
+        _destroy_leftovers(ledger, storage, clock, record)
         reached(Step.ERASE_DATA_DESTROYED)
         for dataset_id, shard in erasure.touched:
             for model in models.models(ledger, dataset_id):
                 with hold(ledger, [build_lease(model.name, shard)], clock, preempt=True):
-                    _destroy_tainted(ledger, storage, model, shard, erasure_id, clock())
+                    _destroy_tainted(ledger, storage, model, shard, erasure_id, clock(), record)
                 reached(Step.ERASE_CHECKPOINTS_DESTROYED)
         # Before the claim is made: the ledger's own files must not keep the destroyed keys either.
         ledger.scrub()
+        _settle(ledger, storage, erasure_id, clock())
         _conclude(translog, plugins, erasure_id, clock())
         reached(Step.ERASE_REMOVED)
     issue_receipts(translog)
@@ -224,6 +229,7 @@ def outcome_of(ledger: Ledger, request: Request) -> Outcome:
         erased_root=stored["erased_root"],
         slices=tuple(Touched(**touched) for touched in stored["slices"]),
         checkpoints=tuple(Destroyed(**destroyed) for destroyed in stored["checkpoints"]),
+        kept=tuple(Kept(*entry) for entry in stored.get("kept", ())),
         received_at=erasure.received_at,
         influence_removed_at=erasure.influence_removed_at,
         rebuilt_at=erasure.rebuilt_at,
@@ -253,6 +259,7 @@ def _conclude(translog: Translog, plugins: Mapping[str, str], erasure_id: str, n
     touched = {dataset_id for dataset_id, _ in erasure.touched}
     concerned = [model for model in models.models(ledger) if model.dataset_id in touched]
     names = {dataset.id: dataset.name for dataset in points.datasets(ledger)}
+    versions = erasures.versions_of(ledger, erasure_id)
     outcomes: dict[str, dict[str, Any]] = {}
     receipts: dict[str, tuple[bytes, Digest]] = {}
     for request in erasures.requests_of(ledger, erasure_id):
@@ -260,12 +267,14 @@ def _conclude(translog: Translog, plugins: Mapping[str, str], erasure_id: str, n
         erased = request.outcome["erased"]
         slices = request.outcome["slices"]
         seen = _seen_by(destroyed, slices)
+        lost = {(entry["dataset"], entry["shard"]) for entry in slices}
+        mine = [model for model in concerned if names[model.dataset_id] in {dataset for dataset, _ in lost}]
+        objects = [one for one in versions if _belongs(one.name, lost, [model.name for model in mine])]
         outcomes[request.id] = {
             **{name: value for name, value in request.outcome.items() if name != "erased"},
             "checkpoints": seen,
+            "kept": [(one.name, one.version, one.kept) for one in objects if one.kept],
         }
-        lost = {(entry["dataset"], entry["shard"]) for entry in slices}
-        mine = [model for model in concerned if names[model.dataset_id] in {dataset for dataset, _ in lost}]
         payload, detail = erasure_done(
             ErasureStatement(
                 store_id=translog.store_id,
@@ -286,6 +295,8 @@ def _conclude(translog: Translog, plugins: Mapping[str, str], erasure_id: str, n
                 models=[_model_entry(ledger, model, names[model.dataset_id], lost) for model in mine],
                 plugins=plugins,
                 version=translog.software,
+                gone=[(one.name, one.version) for one in objects if one.destroyed_at],
+                kept=[(one.name, one.version, one.kept) for one in objects if one.kept],
             )
         )
         keep_detail(translog, detail)
@@ -451,12 +462,18 @@ def _drop(segment: Segment, positions: Positions) -> tuple[int, bytes, int]:
 
 
 def _destroy_tainted(
-    ledger: Ledger, storage: Storage, model: models.Model, shard: int, erasure_id: str, now: datetime
+    ledger: Ledger,
+    storage: Storage,
+    model: models.Model,
+    shard: int,
+    erasure_id: str,
+    now: datetime,
+    record: "_Record",
 ) -> None:
     """Step 5 for one constituent: destroy all that is not on its clean prefix."""
     clean = {checkpoint.path for checkpoint in standings(ledger, model, [shard])[0].chain}
     tainted = [c for c in models.checkpoints_of(ledger, model.id, shard) if c.path not in clean]
-    destroy_all_but(storage, model.name, shard, clean)
+    destroy_all_but(storage, model.name, shard, clean, record)
     gone = [(c.shard, c.slice, c.recipe, c.file) for c in tainted]
     leaves = checkpoints_destroyed(model.name, erasure_id, gone, stamp(now))
     ids = [c.id for c in tainted]
@@ -476,14 +493,51 @@ def _seen_by(destroyed: Sequence[Mapping[str, Any]], slices: Sequence[Mapping[st
     ]
 
 
-def _destroy_leftovers(ledger: Ledger, storage: Storage, clock: Clock) -> None:
+def _destroy_leftovers(ledger: Ledger, storage: Storage, clock: Clock, record: "_Record") -> None:
     """Destroy what killed ingests left in storage: the erased may be in it. A living ingest is left alone."""
     for name in points.datasets_left_over(ledger):
         try:
             with hold(ledger, [ingest_lease(name)], clock, patience=0):
-                destroy_leftovers(ledger, storage, name)
+                destroy_leftovers(ledger, storage, name, record)
         except BusyError:
             continue
+
+
+class _Record:
+    """Writes down in the ledger what becomes of versions of objects, before and after."""
+
+    def __init__(self, ledger: Ledger, erasure_id: str, clock: Clock) -> None:
+        self._ledger, self._erasure_id, self._clock = ledger, erasure_id, clock
+
+    def doomed(self, versions: Sequence[Version]) -> None:
+        erasures.doom_versions(self._ledger, self._erasure_id, [(one.name, one.id) for one in versions])
+
+    def destroyed(self, versions: Sequence[Version], kept: Sequence[Kept]) -> None:
+        gone = [(one.name, one.id) for one in versions]
+        still = [(one.name, one.version, one.why) for one in kept]
+        if gone or still:
+            erasures.doom_versions(self._ledger, self._erasure_id, [(name, version) for name, version, _ in still])
+            erasures.versions_destroyed(self._ledger, self._erasure_id, gone, still, self._clock())
+
+
+def _settle(ledger: Ledger, storage: Storage, erasure_id: str, now: datetime) -> None:
+    """Look again for versions of which a killed process did not get to say what became of them."""
+    open_ones = {(v.name, v.version) for v in erasures.versions_of(ledger, erasure_id) if not v.destroyed_at}
+    if open_ones:
+        folders = {posixpath.dirname(name) for name, _ in open_ones}
+        there = {(v.name, v.id) for folder in sorted(folders) for v in storage.versions(folder)}
+        still = [(name, version, "it is still listed") for name, version in open_ones & there]
+        known = {(v.name, v.version) for v in erasures.versions_of(ledger, erasure_id) if v.kept}
+        still = [entry for entry in still if entry[:2] not in known]
+        erasures.versions_destroyed(ledger, erasure_id, open_ones - there, still, now)
+
+
+def _belongs(name: str, lost: set[tuple[str, int]], concerned: Iterable[str]) -> bool:
+    """Say whether an object is of a shard that lost points, or of a constituent trained on it."""
+    kind, owner, shard = name.split("/")[:3]
+    if kind == "data":
+        return (owner, int(shard)) in lost
+    return owner in concerned and int(shard) in {number for _, number in lost}
 
 
 def _shards(doomed: Mapping[Target, Sequence[tuple[Holding, Positions]]]) -> set[tuple[int, int]]:

@@ -39,7 +39,7 @@ from unlearnd.slices import Rows, encode_segment, folder_of
 from unlearnd.sources import Batch, Column, as_labels, decide_labels
 from unlearnd.statements import dataset_made
 from unlearnd.steps import Step, reached
-from unlearnd.storage import Storage
+from unlearnd.storage import Record, Storage
 
 BUFFER_BYTES = 1 << 30
 """How much slice data is written in one go."""
@@ -146,12 +146,12 @@ def ingest(
     return Added(dataset, intake.position - intake.first, intake.first, (generation.first_slice, generation.last_slice))
 
 
-def destroy_leftovers(ledger: Ledger, storage: Storage, name: str) -> None:
+def destroy_leftovers(ledger: Ledger, storage: Storage, name: str, record: Record | None = None) -> None:
     """Destroy what ingests that never committed left in storage. The dataset's ingest lease must be held."""
     for ingest_id in points.unfinished_ingests(ledger, name):
         ending = f"-{ingest_id[:16]}.safetensors"
         left = [path for path in storage.list(f"data/{name}") if ending in path]
-        storage.destroy(left)
+        storage.destroy(left, record)
         points.forget_ingest(ledger, ingest_id)
 
 

@@ -27,7 +27,7 @@ from unlearnd.ledger.points import Dataset, NewSegment, Segment
 from unlearnd.merkle import root_of
 from unlearnd.packing import Positions, unpack
 from unlearnd.steps import Step, reached
-from unlearnd.storage import Storage
+from unlearnd.storage import Record, Storage
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,9 @@ def commitments(ledger: Ledger, dataset: Dataset, rows: Rows) -> list[bytes]:
     ]
 
 
-def rewrite_dropped(ledger: Ledger, storage: Storage, dataset: Dataset, shard: int, now: datetime) -> None:
+def rewrite_dropped(
+    ledger: Ledger, storage: Storage, dataset: Dataset, shard: int, now: datetime, record: Record | None = None
+) -> None:
     """Write the segments of a shard that hold erased points anew without them, and destroy the old objects."""
     for segment in points.dropped_segments(ledger, dataset.id, shard):
         rows = read_live(storage, segment)
@@ -179,15 +181,15 @@ def rewrite_dropped(ledger: Ledger, storage: Storage, dataset: Dataset, shard: i
         points.swap_segment(ledger, segment, new, now)
         reached(Step.ERASE_SWAPPED)
     replaced = points.replaced_segments(ledger, dataset.id, shard)
-    storage.destroy(segment.path for segment in replaced)
+    storage.destroy((segment.path for segment in replaced), record)
     for slice_ in {segment.slice for segment in replaced}:
-        _sweep(ledger, storage, dataset, shard, slice_)
+        _sweep(ledger, storage, dataset, shard, slice_, record)
     points.segments_destroyed(ledger, replaced, now)
 
 
-def _sweep(ledger: Ledger, storage: Storage, dataset: Dataset, shard: int, slice_: int) -> None:
+def _sweep(ledger: Ledger, storage: Storage, dataset: Dataset, shard: int, slice_: int, record: Record | None) -> None:
     """Destroy what killed erasures wrote into a slice's folder and never entered; an ingest's objects stay."""
     known = {segment.path for segment in points.segments_of(ledger, dataset.id, shard, slice_)}
     ingests = [f"-{ingest_id[:16]}." for ingest_id in points.unfinished_ingests(ledger, dataset.name)]
     left = [path for path in storage.list(folder_of(dataset.name, shard, slice_)) if path not in known]
-    storage.destroy(path for path in left if not any(mark in path for mark in ingests))
+    storage.destroy((path for path in left if not any(mark in path for mark in ingests)), record)

@@ -42,6 +42,10 @@ class ErasureStatement:
     """(model, dataset, spec digest, replay, samples to retrain, samples from scratch)."""
     plugins: Mapping[str, str]
     version: str
+    gone: Sequence[tuple[str, str]] = ()
+    """(object, version) of every version destroyed, where storage keeps versions."""
+    kept: Sequence[tuple[str, str, str]] = ()
+    """(object, version, why) of every version that storage did not let go."""
 
 
 def origin_of(store_id: str) -> str:
@@ -158,6 +162,8 @@ def request_received(request_id: str, erasure_id: str, asked: str, received_at: 
 
 def erasure_done(said: ErasureStatement) -> tuple[bytes, Detail]:
     """Return the receipt's payload and its detail document."""
+    gone = [[_shown(name), version] for name, version in said.gone]
+    kept = [[_shown(name), version, why] for name, version, why in said.kept]
     detail = Detail(
         canonical(
             {
@@ -167,12 +173,13 @@ def erasure_done(said: ErasureStatement) -> tuple[bytes, Detail]:
                 "destroyed": [list(entry) for entry in said.destroyed],
                 "serving": [list(entry) for entry in said.serving],
                 "models": [list(entry) for entry in said.models],
+                **({"objects": {"destroyed": gone, "kept": kept}} if gone or kept else {}),
             }
         )
     )
     before = [[dataset, shard, slice_, root] for dataset, shard, slice_, _, root, _ in said.slices]
     after = [[dataset, shard, slice_, root] for dataset, shard, slice_, _, _, root in said.slices]
-    predicate = {
+    predicate: dict[str, Any] = {
         "storeId": said.store_id,
         "requestId": said.request_id,
         "erasureId": said.erasure_id,
@@ -198,10 +205,29 @@ def erasure_done(said: ErasureStatement) -> tuple[bytes, Detail]:
         },
         "replay": "none" if any(entry[3] == "none" for entry in said.models) else "bit-exact",
         "detail": {"digest": {"sha256": detail.digest}, "size": len(detail.data)},
-        "scope": {"claims": list(CLAIMS), "notClaimed": list(NOT_CLAIMED)},
+        "scope": _scope(said),
         "software": {"name": SOFTWARE, "version": said.version, "plugins": dict(said.plugins)},
     }
+    if gone or kept:
+        predicate["objects"] = {
+            "destroyed": {"count": len(gone), "root": root_of_lines(gone)},
+            "kept": {"count": len(kept), "root": root_of_lines(kept)},
+        }
     return make_payload("erasure", predicate, ("detail", detail.digest)), detail
+
+
+def _shown(name: str) -> str:
+    """Return an object as a receipt names it: of slice data only the folder, since names hold digests of content."""
+    return name.rpartition("/")[0] if name.startswith("data/") else name
+
+
+def _scope(said: ErasureStatement) -> dict[str, list[str]]:
+    """Return what is claimed and what is not: of what storage kept, nothing."""
+    kept = {"training-data" if name.startswith("data/") else "checkpoints" for name, _, _ in said.kept}
+    return {
+        "claims": [claim for claim in CLAIMS if claim not in kept],
+        "notClaimed": [*NOT_CLAIMED, *(["object-versions-kept"] if kept else [])],
+    }
 
 
 def models_rebuilt(erasure_id: str, receipts: Sequence[int], models: Sequence[tuple[str, int, int]], at: str) -> bytes:

@@ -122,6 +122,16 @@ class Erased:
     openings: Mapping[str, "Opening"]
     """By request: what proves to whom a receipt belongs. For that user alone; the store keeps none of it."""
 
+    def check_destroyed(self) -> None:
+        """Raise `StorageError` where storage did not let go something that was to be destroyed."""
+        kept = {(one.name, one.version): one for outcome in self.outcomes for one in outcome.kept}
+        if kept:
+            first = next(iter(kept.values()))
+            raise StorageError(
+                f"nothing made from the data is in service, but {len(kept)} versions of objects could not be "
+                f"destroyed, and the receipts say so; the first is {first.name}: {first.why}"
+            )
+
 
 @dataclass(frozen=True)
 class Whereabouts:

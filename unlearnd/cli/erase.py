@@ -80,6 +80,7 @@ def erase(
         )
     else:
         _print_erased(erased, no_build, left)
+    erased.check_destroyed()
 
 
 def _hand_out(folder: str | None, openings: "Mapping[str, Opening]") -> None:

@@ -46,6 +46,17 @@ class Erasure:
 
 
 @dataclass(frozen=True)
+class ObjectVersion:
+    """A version of an object that an erasure set out to destroy."""
+
+    name: str
+    version: str
+    destroyed_at: str | None
+    kept: str | None
+    """Why it is still there; None where it is gone, or nobody has looked again yet."""
+
+
+@dataclass(frozen=True)
 class Marking:
     """All that one transaction changes when points are marked erased."""
 
@@ -211,6 +222,47 @@ def mark_erased(ledger: Ledger, erasure_id: str, marking: Marking, now: datetime
             [(dataset_id,) for dataset_id in sorted({dataset_id for dataset_id, _ in marking.touched})],
         )
     return True
+
+
+def doom_versions(ledger: Ledger, erasure_id: str, versions: Iterable[tuple[str, str]]) -> None:
+    """Write down which versions of objects (name and version) are about to be destroyed."""
+    rows = [(erasure_id, name, version) for name, version in versions]
+    if rows:
+        with ledger.write() as connection:
+            many(
+                connection,
+                "INSERT INTO version (erasure_id, name, version) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+                rows,
+            )
+
+
+def versions_destroyed(
+    ledger: Ledger,
+    erasure_id: str,
+    gone: Iterable[tuple[str, str]],
+    kept: Iterable[tuple[str, str, str]],
+    now: datetime,
+) -> None:
+    """Write down which versions are gone, and which are still there and why."""
+    which = "WHERE erasure_id = ? AND name = ? AND version = ?"
+    with ledger.write() as connection:
+        many(
+            connection,
+            f"UPDATE version SET destroyed_at = ?, kept = NULL {which}",
+            [(stamp(now), erasure_id, name, version) for name, version in gone],
+        )
+        many(
+            connection,
+            f"UPDATE version SET kept = ? {which} AND destroyed_at IS NULL",
+            [(why, erasure_id, name, version) for name, version, why in kept],
+        )
+
+
+def versions_of(ledger: Ledger, erasure_id: str) -> list[ObjectVersion]:
+    """Return what became of the versions of objects that an erasure set out to destroy."""
+    sql = "SELECT name, version, destroyed_at, kept FROM version WHERE erasure_id = ? ORDER BY name, version"
+    with ledger.read() as connection:
+        return [ObjectVersion(**row._mapping) for row in connection.exec_driver_sql(sql, (erasure_id,))]
 
 
 def influence_removed(

@@ -81,6 +81,8 @@ class SegmentRow(SQLModel, table=True):
     live: int = Field(sa_type=BigInteger)
     replaced_at: str | None = None
     destroyed_at: str | None = None
+    key: bytes | None = Field(default=None, sa_column=Column(LargeBinary, nullable=True))
+    """What opens the object where it is encrypted, wrapped; gone with the object, so that no copy can be read."""
 
 
 class SliceRow(SQLModel, table=True):
@@ -148,6 +150,8 @@ class CheckpointRow(SQLModel, table=True):
     destroyed_at: str | None = None
     destroyed_by: str | None = None
     """The erasure that had it destroyed."""
+    key: bytes | None = Field(default=None, sa_column=Column(LargeBinary, nullable=True))
+    """As of a segment."""
 
 
 class BuildRow(SQLModel, table=True):
@@ -175,6 +179,18 @@ class ErasureRow(SQLModel, table=True):
     rebuilt_at: str | None = None
     touched: str = "[]"
     """[dataset id, shard] pairs whose data and checkpoints are to be cleaned."""
+
+
+class VersionRow(SQLModel, table=True):
+    """A version of an object that an erasure set out to destroy, where storage keeps versions."""
+
+    __tablename__ = "version"
+    erasure_id: str = Field(primary_key=True, foreign_key="erasure.id")
+    name: str = Field(primary_key=True)
+    version: str = Field(primary_key=True)
+    destroyed_at: str | None = None
+    kept: str | None = None
+    """Why it is still there."""
 
 
 class RequestRow(SQLModel, table=True):

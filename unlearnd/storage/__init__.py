@@ -5,7 +5,7 @@ reaches.
 """
 
 from unlearnd.storage.disk import Pieces
-from unlearnd.storage.objects import CLAIM, Record, Storage
+from unlearnd.storage.objects import CLAIM, Overlooked, Record, Storage
 from unlearnd.storage.s3 import Abilities, Kept, Version
 
-__all__ = ["CLAIM", "Abilities", "Kept", "Pieces", "Record", "Storage", "Version"]
+__all__ = ["CLAIM", "Abilities", "Kept", "Overlooked", "Pieces", "Record", "Storage", "Version"]

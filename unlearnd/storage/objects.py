@@ -40,6 +40,16 @@ class Record(Protocol):
         """Called after storage was listed again: what is gone, and what is still there."""
 
 
+class Overlooked:
+    """For sweeps that claim nothing: what cannot be destroyed is left to whoever claims, and to the audit."""
+
+    def doomed(self, versions: Sequence[Version]) -> None:
+        pass
+
+    def destroyed(self, versions: Sequence[Version], kept: Sequence[Kept]) -> None:
+        pass
+
+
 class Storage:
     """A place for objects: a local folder, a bucket with a prefix, or whatever else fsspec opens.
 

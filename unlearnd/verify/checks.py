@@ -151,6 +151,7 @@ class _Evidence:
             "influenceRemovedAt": show_moment(said.influence_removed_at),
             "dueAt": show_moment(said.due_at),
             "replay": said.replay,
+            **({"objectsKept": said.objects_kept.count} if said.objects_kept.count else {}),
         }
 
     # The receipt and the trust file.

@@ -67,6 +67,9 @@ class Erasure(Value):
     replay: str
     detail_digest: str
     detail_size: int
+    objects_destroyed: Listed
+    objects_kept: Listed
+    """Versions of objects that storage did not let go: the receipt says so itself."""
 
 
 class Detail(Value):
@@ -78,6 +81,8 @@ class Detail(Value):
     destroyed: Sequence[Sequence[Any]]
     serving: Sequence[Sequence[Any]]
     models: Sequence[Sequence[Any]]
+    objects_destroyed: Sequence[Sequence[Any]]
+    objects_kept: Sequence[Sequence[Any]]
 
 
 class Opening(Value):
@@ -133,6 +138,8 @@ def read_erasure(statement: Statement) -> Erasure:
         replay=said.choice("replay", "bit-exact", "none"),
         detail_digest=detail.within("digest").digest("sha256"),
         detail_size=detail.count("size"),
+        objects_destroyed=_listed_or_empty(said, "destroyed"),
+        objects_kept=_listed_or_empty(said, "kept"),
     )
     if statement.subject != (("detail", erasure.detail_digest),):
         raise FormatError("the subject of the receipt is not the detail document it names")
@@ -150,6 +157,8 @@ def read_detail(data: bytes, limit: int) -> Detail:
     if not all(map(is_digest, erased)) or any(a >= b for a, b in pairwise(erased)):
         raise FormatError("the erased points of the detail document are not commitments in order, each once")
     root, text, count = is_digest_or_empty, is_text, is_count
+    # Receipts of stores whose storage keeps no versions have none of this.
+    objects = said.within("objects") if "objects" in said.value else Fields({"destroyed": [], "kept": []}, "objects")
     return Detail(
         said.text("requestId"),
         erased,
@@ -157,6 +166,8 @@ def read_detail(data: bytes, limit: int) -> Detail:
         said.rows("destroyed", text, count, count, is_digest, is_digest, is_digest),
         said.rows("serving", text, count, count, root),
         said.rows("models", text, text, is_digest, lambda cell: cell in ("bit-exact", "none"), count, count),
+        objects.rows("destroyed", text, is_version),
+        objects.rows("kept", text, is_version, text),
     )
 
 
@@ -177,7 +188,18 @@ def lists_of(detail: Detail) -> Mapping[str, Listed]:
         "destroyed": _root_of_lines(detail.destroyed),
         "serving": _root_of_lines(detail.serving),
         "models": _root_of_lines(detail.models),
+        "objects_destroyed": _root_of_lines(detail.objects_destroyed),
+        "objects_kept": _root_of_lines(detail.objects_kept),
     }
+
+
+def is_version(value: Any) -> bool:
+    """Say whether a cell is what a bucket calls a version: a text, empty where it has none."""
+    return isinstance(value, str)
+
+
+def _listed_or_empty(said: Fields, name: str) -> Listed:
+    return _listed(said.within("objects").within(name)) if "objects" in said.value else _root_of_lines([])
 
 
 def _root_of_lines(lines: Sequence[Sequence[Any]]) -> Listed:

@@ -118,6 +118,9 @@ class Report(Value):
             yield f"DO NOT RELY ON THIS RECEIPT: {broken} did not hold. Assurance level: none."
         else:
             yield f"Assurance level {self.level}: {LEVELS[self.level]}. {FURTHER}"
+        kept = self.about.get("objectsKept")
+        if kept:
+            yield f"NOT ALL IS DESTROYED: the receipt says that storage did not let go {kept} versions of objects."
         yield ""
         yield "No receipt can prove:"
         for limit in self.limits:
