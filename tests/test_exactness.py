@@ -22,6 +22,7 @@ LEARNERS = {
     "adamw": ("mlp", {**SMALL, "optimizer": "adamw"}),
     "dropout": ("mlp", {**SMALL, "optimizer": "sgd", "dropout": 0.3}),
     "linear": ("linear", {"batch_size": 8}),
+    "scikit-learn": ("sgd", {"learning_rate": "invscaling", "eta0": 0.1}),
 }
 SHAPES = ("first slice", "middle slice", "last slice", "several users", "whole slice", "whole shard")
 

@@ -91,11 +91,11 @@ class SisaClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
     def forget(self, groups: ArrayLike) -> list[bytes]:
         """Erase people, train again what had seen them, and return a signed receipt for each, in their order.
 
-        Each is the content of a file for `unlearnd verify`. Raise `ValueError` if nothing of somebody is there, or
-        was: nobody is erased then.
+        A receipt is the content of a file for `unlearnd verify`; somebody named twice gets one. Raise `ValueError`
+        where somebody is not in the store, or was forgotten before: nobody is erased then.
         """
         check_is_fitted(self, "classes_")
-        users = np.atleast_1d(np.asarray(groups)).tolist()
+        users = list(dict.fromkeys(np.atleast_1d(np.asarray(groups)).tolist()))
         with _as_value_error():
             store = self.store_
             unknown = sum(not store.where_user(user) for user in users)
