@@ -223,3 +223,104 @@ def test_a_faulty_plugin_says_how_to_go_on_without_a_traceback(tmp_path: Path) -
     assert ended.stdout == ""
     assert ended.stderr.startswith("unlearnd: plugin 'broken' (broken_plugin) cannot be loaded")
     assert ended.stderr.count("\n") == 1
+
+
+KEY_SERVICE = """
+import hashlib
+from pathlib import Path
+from cryptography.hazmat.primitives import serialization as forms
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from unlearnd import hookimpl
+from unlearnd.errors import NotFoundError
+
+SERVICE = Path(__file__).parent / "service"  # what stands for a service that signs and never gives a key out
+
+class Remote:
+    def __init__(self, seed):
+        self._private = Ed25519PrivateKey.from_private_bytes(seed)
+        self.public = self._private.public_key().public_bytes(forms.Encoding.Raw, forms.PublicFormat.Raw)
+    def sign(self, message):
+        if (SERVICE / "away").exists():
+            raise ConnectionError("no route to the key service")
+        return self._private.sign(message + b"!" if (SERVICE / "wrong").exists() else message)
+
+def versions(role):
+    newest = int((SERVICE / "version").read_text())
+    return [Remote(hashlib.sha256(f"{role} {number}".encode()).digest()) for number in range(newest, 0, -1)]
+
+def make(folder, role):
+    name, _, former = role.partition("-")
+    found = [one for one in versions(name) if not former or former in (SERVICE / "ids").read_text()]
+    if not found:
+        raise NotFoundError(f"the service has no key {role}")
+    return found[1] if former and len(found) > 1 else found[0]
+
+@hookimpl
+def register_signers(register):
+    register("vault", make)
+"""
+
+
+def test_a_key_service_signs_for_a_store_from_its_first_leaf_and_through_a_rotation(tmp_path: Path) -> None:
+    (tmp_path / "vault.py").write_text(KEY_SERVICE)
+    information = tmp_path / "vault-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: vault\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[unlearnd]\nvault = vault\n")
+    service = tmp_path / "service"
+    service.mkdir()
+    (service / "version").write_text("1")
+    (service / "ids").write_text("")
+    rows = "".join(f"u{n % 20},{n},{n % 2}\n" for n in range(200))
+    (tmp_path / "d.csv").write_text("who,x,y\n" + rows)
+
+    def run(*arguments: str, code: int = 0) -> str:
+        ended = subprocess.run(
+            [sys.executable, "-m", "unlearnd", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(tmp_path), "UNLEARND_STORE": "s"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == code, ended
+        return ended.stdout + ended.stderr
+
+    def verify_all() -> list[Path]:
+        receipts = sorted((tmp_path / "s" / "storage" / "evidence" / "receipts").iterdir())
+        for receipt in receipts:
+            assert "PASS" in run("verify", str(receipt), "--trust", "s/keys/trust.json")
+        return receipts
+
+    assert "no signer 'volt'; installed: file, vault" in run("init", "s", "--signer", "volt", code=1)
+    assert not (tmp_path / "s").exists()
+    (service / "away").touch()
+    assert "no route to the key service" in run("init", "s", "--signer", "vault", code=1)
+    (service / "away").unlink()
+    run("init", "s", "--signer", "vault")
+    assert sorted(path.name for path in (tmp_path / "s" / "keys").iterdir()) == [
+        *("log.pub", "pepper.key", "placement.key", "receipt.pub", "trust.json")
+    ]
+    run("ingest", "d", "d.csv", "--user", "who", "--label", "y", "--classes", "0,1", "--shards", "2", "--slices", "2")
+    run("train", "m", "--dataset", "d", "--backend", "linear", "--epochs", "1")
+    run("erase", "--user", "u1")
+    assert len(verify_all()) == 1
+
+    assert "still gives the receipt key in use" in run("keys", "rotate", "receipt", code=1)
+    (service / "ids").write_text(run("keys", "list", "--json"))
+    (service / "version").write_text("2")
+    run("keys", "rotate", "receipt")
+    run("keys", "rotate", "log")
+    run("erase", "--user", "u2")
+    assert len(verify_all()) == 2
+    assert "FAIL" not in run("audit")
+
+    (service / "away").touch()
+    said = run("erase", "--user", "u3", code=1)
+    assert "the signer 'vault' failed: ConnectionError: no route to the key service" in said
+    (service / "away").unlink()
+    (service / "wrong").touch()
+    assert "a signature that does not hold under its key" in run("erase", "--user", "u3", code=1)
+    (service / "wrong").unlink()
+    run("erase", "--user", "u3")
+    assert len(verify_all()) == 3

@@ -14,7 +14,7 @@ _STYLE = (
     "body{font:16px/1.5 Georgia,serif;max-width:42em;margin:3em auto;padding:0 1em;color:#111}"
     "h1{font-size:1.5em}table{border-collapse:collapse;width:100%;margin:1em 0}"
     "td{border-top:1px solid #999;padding:.35em .5em;vertical-align:top}td:first-child{width:14em}"
-    "code{font-size:.85em;word-break:break-all}@media print{body{margin:0}}"
+    "pre{font-size:.85em;white-space:pre-wrap;overflow-wrap:anywhere}@media print{body{margin:0}}"
 )
 _LIMITS = (
     "that no copy exists outside this store: backups, exports, models made elsewhere",
@@ -44,12 +44,14 @@ def summary_page(receipt: bytes, command: str) -> bytes:
     ]
     table = "".join(f"<tr><td>{html.escape(a)}</td><td>{html.escape(b)}</td></tr>" for a, b in rows)
     limits = "".join(f"<li>{html.escape(limit)}</li>" for limit in _LIMITS)
+    # One option a line: a browser would break the line inside of one.
+    lines = command.replace(" --", " \\\n  --")
     page = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Erasure receipt</title>'
         f"<style>{_STYLE}</style></head><body><h1>Erasure receipt</h1>"
         "<p>The operator of this store states, signed and entered in its transparency log:</p>"
         f"<table>{table}</table>"
-        f"<h2>To check it</h2><p><code>{html.escape(command)}</code></p>"
+        f"<h2>To check it</h2><pre>{html.escape(lines)}</pre>"
         "<p>The check needs no access to the operator's systems. Take the trust file from where the operator "
         "publishes it, not from this folder.</p>"
         f"<h2>What a receipt cannot prove</h2><ul>{limits}</ul></body></html>\n"

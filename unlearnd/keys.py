@@ -7,6 +7,7 @@ the first (to compare their checkpoints) and never need to share the second. Two
 signs bytes and names its public key, so a key service can take their place.
 """
 
+import base64
 import hashlib
 import hmac
 import os
@@ -21,6 +22,8 @@ from unlearnd.hookspecs import Signer
 
 HANDLE_BYTES = 16
 KEY_BYTES = 32
+# RFC 8410: the DER of an Ed25519 public key is this prefix and the key.
+_SPKI = bytes.fromhex("302a300506032b6570032100")
 _P = 2**255 - 19
 _EIGHTH = 55188659117513257062467267217118295137698188065244968500265048394206261417927
 # The y coordinates of edwards25519's points of order 4, 1, 2 and 8: a test multiplies them out.
@@ -64,6 +67,13 @@ def create_keys(folder: Path, placement_key: Path | None = None) -> Keys:
     return keys
 
 
+def discard_keys(folder: Path) -> None:
+    """Remove keys that were just made and will not be used: nothing was ever placed, named or signed with them."""
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+
+
 def open_keys(folder: Path) -> Keys:
     """Read the keys of a store."""
     return Keys(
@@ -85,8 +95,7 @@ def create_signer(folder: Path, role: str) -> Signer:
     how = forms.BestAvailableEncryption(passphrase) if passphrase else forms.NoEncryption()
     secret = private.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, how)
     _write_exclusive(folder / f"{role}.key", secret, 0o600)
-    shown = private.public_key().public_bytes(forms.Encoding.PEM, forms.PublicFormat.SubjectPublicKeyInfo)
-    _write_exclusive(folder / f"{role}.pub", shown, 0o644)
+    _write_exclusive(folder / f"{role}.pub", public_pem(_raw(private)), 0o644)
     return open_signer(folder, role)
 
 
@@ -106,7 +115,13 @@ def open_signer(folder: Path, role: str) -> Signer:
         raise DamagedStoreError(f"the key file {path} cannot be read, or needs UNLEARND_KEY_PASSPHRASE") from None
     if not isinstance(private, Ed25519PrivateKey):
         raise DamagedStoreError(f"the key file {path} does not hold an Ed25519 key")
-    return FileSigner(private.public_key().public_bytes(forms.Encoding.Raw, forms.PublicFormat.Raw), private)
+    return FileSigner(_raw(private), private)
+
+
+def public_pem(public: bytes) -> bytes:
+    """Return a public key as others read it: SubjectPublicKeyInfo in PEM."""
+    encoded = base64.b64encode(_SPKI + public).decode()
+    return f"-----BEGIN PUBLIC KEY-----\n{encoded}\n-----END PUBLIC KEY-----\n".encode()
 
 
 def retire_signer(folder: Path, role: str, name: str) -> None:
@@ -117,8 +132,7 @@ def retire_signer(folder: Path, role: str, name: str) -> None:
 
 def receipt_key_id(public: bytes) -> str:
     """Return a receipt key's id: SHA-256 of its SubjectPublicKeyInfo."""
-    # RFC 8410: the DER of an Ed25519 public key is this prefix and the key.
-    return hashlib.sha256(bytes.fromhex("302a300506032b6570032100") + public).hexdigest()
+    return hashlib.sha256(_SPKI + public).hexdigest()
 
 
 def check_public_key(public: bytes) -> None:
@@ -147,6 +161,12 @@ def draw_seed() -> int:
 def draw_id() -> str:
     """Return a fresh random name of 32 hexadecimal digits."""
     return secrets.token_hex(16)
+
+
+def _raw(private: Any) -> bytes:
+    from cryptography.hazmat.primitives import serialization as forms  # heavy
+
+    return bytes(private.public_key().public_bytes(forms.Encoding.Raw, forms.PublicFormat.Raw))
 
 
 def _write_key(path: Path, key: bytes) -> None:

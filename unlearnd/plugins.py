@@ -6,15 +6,16 @@ ends with a check for hooks nobody specified: a misspelt hook would otherwise be
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pluggy
 
 from unlearnd import hookspecs
-from unlearnd.errors import NotFoundError, PluginError
-from unlearnd.hookspecs import Aggregator, Backend, Executor, PlacementRule, PriorPlacement, SignerMaker
+from unlearnd.errors import NotFoundError, PluginError, UnlearndError
+from unlearnd.hookspecs import Aggregator, Backend, Executor, PlacementRule, PriorPlacement, Signer, SignerMaker
 
 GROUP = "unlearnd"
 T = TypeVar("T")
@@ -50,8 +51,12 @@ class Plugins:
         return _named(self.executors, "executor", name)
 
     def signer(self, name: str) -> SignerMaker:
-        """Return the maker of signers of that name or raise `NotFoundError`."""
-        return _named(self.signers, "signer", name)
+        """Return the maker of signers of that name or raise `NotFoundError`.
+
+        What another signer than ours says is checked: a signature that does not hold is never handed out.
+        """
+        maker = _named(self.signers, "signer", name)
+        return maker if name == "file" else partial(_make_checked, name, maker)
 
     def aggregator(self, name: str) -> Aggregator:
         """Return the aggregator of that name or raise `NotFoundError`."""
@@ -181,6 +186,40 @@ def _call(caller: Callable[..., Any], register: Callable[..., None], owner: str)
 
 def _in_one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _make_checked(name: str, maker: SignerMaker, folder: Path, role: str) -> Signer:
+    signer = _ask_signer(name, partial(maker, folder, role))
+    return _CheckedSigner(name, signer, bytes(_ask_signer(name, lambda: signer.public)))
+
+
+@dataclass(frozen=True)
+class _CheckedSigner:
+    """A plugin's signer, asked with care."""
+
+    name: str
+    signer: Signer
+    public: bytes
+
+    def sign(self, message: bytes) -> bytes:
+        from cryptography.exceptions import InvalidSignature  # heavy
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+        signature = bytes(_ask_signer(self.name, partial(self.signer.sign, message)))
+        try:
+            Ed25519PublicKey.from_public_bytes(self.public).verify(signature, message)
+        except (InvalidSignature, ValueError):
+            raise PluginError(f"the signer '{self.name}' gave a signature that does not hold under its key") from None
+        return signature
+
+
+def _ask_signer(name: str, ask: Callable[[], T]) -> T:
+    try:
+        return ask()
+    except UnlearndError:
+        raise
+    except Exception as error:
+        raise PluginError(f"the signer '{name}' failed: {type(error).__name__}: {_in_one_line(error)}") from error
 
 
 def _named(things: Mapping[str, T], kind: str, name: str) -> T:

@@ -43,7 +43,7 @@ from unlearnd.erasure import (
 from unlearnd.errors import InputError, NotFoundError, RefusedError, StorageError, UnlearndError
 from unlearnd.hookspecs import PriorPlacement, Task
 from unlearnd.ingest import Added, Layout, check_layout, check_name, ingest
-from unlearnd.keys import create_keys, draw_id, draw_seed, open_keys
+from unlearnd.keys import create_keys, discard_keys, draw_id, draw_seed, open_keys, public_pem
 from unlearnd.layouts import FrozenLayout, Risk, Risks, as_risks, risks_of
 from unlearnd.leases import Clock, hold
 from unlearnd.ledger import Ledger, erasures, log, models, points
@@ -213,15 +213,18 @@ class Store:
         receipts: str | None = None,
         placement_key: str | os.PathLike[str] | None = None,
         policy: str = DEFAULT,
+        signer: str = "file",
         clock: Clock = lambda: datetime.now(UTC),
     ) -> "Store":
         """Make a new store; refuse to overwrite one, or to share its storage with one.
 
         `storage_options` say how to reach the storage and hold no secret; `receipts` is where receipts and their
-        documents go, if not to the storage; `policy` is that of requests which name none.
+        documents go, if not to the storage; `policy` is that of requests which name none; `signer` signs tree heads
+        and receipts: key files, or a plugin's key service.
         """
         folder = Path(directory).absolute()
         load_policy(policy, folder / Config.policies)
+        load_plugins().signer(signer)
         if (folder / FILE_NAME).exists():
             raise RefusedError(f"there is a store in {folder} already")
         try:
@@ -240,17 +243,16 @@ class Store:
             policy=policy,
             storage_options=options,
             receipts=receipts,
+            signer=signer,
         )
         with ExitStack() as undo:
             _claim(undo, Storage(_storage_url(folder, storage), **options), config.store_id)
             if receipts is not None:
                 _claim(undo, Storage(_storage_url(folder, receipts), **options), config.store_id, lock_allowed=True)
             Ledger.create(_ledger_url(folder, ledger)).close()
-            try:
-                create_keys(folder / "keys", Path(placement_key) if placement_key else None)
-            except BaseException:
-                Ledger.discard(_ledger_url(folder, ledger))
-                raise
+            undo.callback(Ledger.discard, _ledger_url(folder, ledger))
+            create_keys(folder / "keys", Path(placement_key) if placement_key else None)
+            undo.callback(discard_keys, folder / "keys")
             with cls(folder, config, clock) as store:
                 begin(store.translog, stamp(clock()))
             # Last, because with this file the folder is a store.
@@ -608,15 +610,17 @@ class Store:
         """Write the evidence pack of a receipt to a new folder; return the names of its files."""
         entry = self._receipt(request_id)
         data = self.receipt(entry.request_id)
+        size, head = sign_head(self.translog)
         name = f"{entry.request_id}.receipt.json"
         command = f"unlearnd verify {name} --trust trust.json --detail detail.json"
         files = {
             name: data,
             "detail.json": self.translog.shelf.read(detail_path(entry.detail)),
-            "tree-head.txt": sign_head(self.translog)[1].encode(),
+            "tree-head.txt": head.encode(),
             "trust.json": trust(self.translog),
-            "receipt.pub": (self.folder / "keys" / "receipt.pub").read_bytes(),
-            "log.pub": (self.folder / "keys" / "log.pub").read_bytes(),
+            # The keys that this receipt and this tree head were signed with, which need not be those in use now.
+            "receipt.pub": public_pem(self._key_of("receipt", entry.leaf)),
+            "log.pub": public_pem(self._key_of("log", size - 1)),
             "summary.html": summary_page(data, command),
             "verify.txt": f"{command}\n".encode(),
         }
@@ -657,6 +661,10 @@ class Store:
     def signing_keys(self) -> list[SigningKey]:
         """Return the keys that sign or signed for this store, oldest first."""
         return log.signing_keys(self.ledger)
+
+    def _key_of(self, role: str, leaf: int) -> bytes:
+        keys = [key for key in log.signing_keys(self.ledger, role) if key.since <= leaf]
+        return keys[-1].public
 
     def rotate_key(self, role: str) -> SigningKey:
         """Put a new signing key in the place of the one in use."""

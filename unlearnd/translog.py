@@ -16,7 +16,15 @@ from typing import Any
 
 from unlearnd.errors import DamagedStoreError, InputError, NotFoundError, RefusedError
 from unlearnd.hookspecs import Signer, SignerMaker
-from unlearnd.keys import check_public_key, create_signer, open_signer, receipt_key_id, retire_signer
+from unlearnd.keys import (
+    ROLES,
+    check_public_key,
+    create_signer,
+    open_signer,
+    public_pem,
+    receipt_key_id,
+    retire_signer,
+)
 from unlearnd.ledger import Ledger, log
 from unlearnd.ledger.log import ReceiptEntry, SigningKey
 from unlearnd.notes import head_text, key_hash, proof_text, sign_note, tile_path, vkey
@@ -66,12 +74,15 @@ class Translog:
 def begin(translog: Translog, at: str) -> None:
     """Make the signing keys and the first leaves of a new store's log."""
     if translog.make_signer is open_signer:
-        for role in ("log", "receipt"):
+        for role in ROLES:
             create_signer(translog.keys, role)
     signers = {"log": translog.log_signer, "receipt": translog.receipt_signer}
+    if signers["log"].public == signers["receipt"].public:
+        raise RefusedError("the signer gives one key for both roles: tree heads and receipts need keys of their own")
     payloads = [genesis(translog.store_id, translog.software, at)]
     added = []
     for role, signer in signers.items():
+        check_public_key(signer.public)
         key = _signing_key(translog, role, signer.public, 0)
         payloads.append(_key_leaf(key, "add", at))
         added.append(key)
@@ -160,19 +171,24 @@ def keep_detail(translog: Translog, detail: Detail) -> None:
 def rotate_key(translog: Translog, role: str, at: str) -> SigningKey:
     """Put a new signing key in the place of the one in use; return it.
 
-    The old key's last act is to sign a tree head that has its successor in the log.
+    Where the keys are in a key service, it is there that a new one is made; this enters it.
     """
-    if translog.make_signer is not open_signer:
-        raise RefusedError("the keys of this store are in a key service: rotate them there")
     # What is in the log and not signed yet belongs to the key that counts at its index.
     issue_receipts(translog)
     old = key_in_use(translog, role)
     signer = _open(translog, role)
     if signer is not None and signer.public == old.public:
+        if translog.make_signer is not open_signer:
+            raise RefusedError(
+                f"the key service still gives the {role} key in use: make a new one there, then run this again"
+            )
         retire_signer(translog.keys, role, old.key_id[:12])
         signer = None
     # A key file that the ledger does not know was made by a rotation that was cut off: go on with it.
-    signer = signer or create_signer(translog.keys, role)
+    if signer is None:
+        if translog.make_signer is not open_signer:
+            raise NotFoundError(f"the key service gives no {role} key")
+        signer = create_signer(translog.keys, role)
     check_public_key(signer.public)
     with translog.ledger.write() as connection:
         size = log.size_of(connection)
@@ -217,7 +233,8 @@ def signer_at(translog: Translog, role: str, index: int) -> Signer:
                 if signer is not None and signer.public == key.public:
                     return signer
             raise DamagedStoreError(
-                f"no key file in {translog.keys} is the {role} key {key.key_id[:12]}: nothing signed"
+                f"neither key file in {translog.keys} nor key service has the {role} key {key.key_id[:12]}: "
+                "nothing signed"
             )
     raise DamagedStoreError(f"no {role} key counts at leaf {index}: nothing signed")
 
@@ -302,7 +319,9 @@ def _witnesses(translog: Translog) -> dict[str, Any]:
 
 
 def write_trust(translog: Translog) -> None:
-    """Write `trust.json` beside the keys."""
+    """Write `trust.json` beside the keys, and the public half of each key in use."""
+    for role in ROLES:
+        (translog.keys / f"{role}.pub").write_bytes(public_pem(key_in_use(translog, role).public))
     (translog.keys / "trust.json").write_bytes(trust(translog))
 
 
@@ -336,7 +355,7 @@ def export(translog: Translog, target: Storage, on_progress: Callable[[int], Non
 
 def _open(translog: Translog, name: str) -> Signer | None:
     try:
-        return open_signer(translog.keys, name)
+        return translog.make_signer(translog.keys, name)
     except NotFoundError:
         return None
 

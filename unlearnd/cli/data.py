@@ -29,6 +29,9 @@ from unlearnd.cli.show import counted, counting, print_json, print_table
     help="Use this placement key, so that the store places users as another one does.",
 )
 @click.option("--policy", default="default", show_default=True, metavar="NAME", help="Whose rules requests follow.")
+@click.option(
+    "--signer", default="file", show_default=True, metavar="NAME", help="Who signs: key files, or a plugin's."
+)
 @as_json
 def init(
     folder: str,
@@ -38,6 +41,7 @@ def init(
     receipts: str | None,
     placement_key: str | None,
     policy: str,
+    signer: str,
     as_json: bool,
 ) -> None:
     """Make a new store in DIR; refuse to overwrite one."""
@@ -52,6 +56,7 @@ def init(
         receipts=receipts,
         placement_key=placement_key,
         policy=policy,
+        signer=signer,
     ) as store:
         if as_json:
             print_json({"store": str(store.folder), "id": store.config.store_id, "policy": store.config.policy})
