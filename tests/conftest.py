@@ -5,6 +5,7 @@ mode), so helpers come as fixtures.
 """
 
 import itertools
+import json
 import os
 import sqlite3
 import subprocess
@@ -270,7 +271,10 @@ def check_no_orphans() -> Callable[[Path], None]:
         there = {name for name in everything if not name.startswith("evidence/") and name != "store.json"}
         segments = ask_ledger(folder, "SELECT path FROM segment WHERE replaced_at IS NULL AND destroyed_at IS NULL")
         checkpoints = ask_ledger(folder, "SELECT path FROM checkpoint WHERE destroyed_at IS NULL")
-        assert there == {path for (path,) in segments + checkpoints}
+        features = ask_ledger(folder, "SELECT path FROM feature")
+        specs = [json.loads(spec) for (spec,) in ask_ledger(folder, "SELECT spec FROM model")]
+        bases = {f"bases/{base}.safetensors" for spec in specs if (base := spec["settings"].get("base"))}
+        assert there == {path for (path,) in segments + checkpoints + features} | bases
         # Exactly one receipt for each request that was carried out.
         receipts = ask_ledger(folder, "SELECT request_id FROM receipt WHERE key_id IS NOT NULL")
         asked = ask_ledger(folder, "SELECT id FROM request")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import runpy
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import save_file
 
 import unlearnd
 from unlearnd import erasure, steps
@@ -75,8 +77,12 @@ def new(tmp_path: Path) -> Iterator[Callable[..., Store]]:
         store.close()
 
 
+def load_transfer() -> Any:
+    return runpy.run_path(str(Path(__file__).parent / "backends" / "transfer.py"))["TransferBackend"]()
+
+
 def add_backends(store: Store) -> None:
-    more = {backend.name: backend for backend in (WholeBackend(), CasualBackend(), ElsewhereBackend())}
+    more = {backend.name: backend for backend in (WholeBackend(), CasualBackend(), ElsewhereBackend(), load_transfer())}
     store.plugins = replace(store.plugins, backends={**store.plugins.backends, **more})
 
 
@@ -201,11 +207,24 @@ def test_erasures_that_overlap_and_end_in_another_order(new: Callable[..., Store
     check_all_pass(store)
 
 
+def train_on_base(store: Store, model: str) -> None:
+    """Train a model on a frozen base, so that there are features beside the data."""
+    base = store.folder.parent / "base.safetensors"
+    save_file({"weight": np.arange(12, dtype=np.float32).reshape(4, 3) - 6}, base)
+    settings = {"base": str(base), "base_public": True}
+    store.train(model, dataset="d", backend="transfer", epochs=1, settings=settings)
+
+
+def set_the_scene(store: Store, story: str) -> None:
+    if story == "erase":
+        train_on_base(store, "m2")
+
+
 STORIES: dict[str, Callable[[Store], Any]] = {
     "ingest": lambda store: store.ingest(
         "d", np.zeros((9, 4), np.float32), user=np.array([f"v{i}" for i in range(9)]), label=np.arange(9) % 3
     ),
-    "train": lambda store: store.train("m2", dataset="d", backend="linear", epochs=1),
+    "train": lambda store: train_on_base(store, "m2"),
     "erase": lambda store: store.erase(["u1", "u2"]),
 }
 
@@ -214,6 +233,7 @@ STORIES: dict[str, Callable[[Store], Any]] = {
 def test_an_audit_in_the_middle_of_anything_finds_nothing_wrong(new: Callable[..., Store], story: str) -> None:
     """At every durable step, with whoever works still at it."""
     store = new()
+    set_the_scene(store, story)
     seen: dict[steps.Step, tuple[str, ...]] = {}
 
     def look(step: steps.Step) -> None:
@@ -252,6 +272,7 @@ def test_what_is_cut_off_anywhere_is_no_offence_and_run_again_passes(
     new: Callable[..., Store], story: str, step: steps.Step
 ) -> None:
     store = new()
+    set_the_scene(store, story)
 
     def stop(here: steps.Step) -> None:
         if here is step:

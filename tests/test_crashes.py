@@ -1,6 +1,7 @@
 """Kill -9 at every durable step, run the same thing again, and everything ends as if nothing had happened.
 
-The journey below takes points in twice, trains, erases two users and one nobody knows, and builds. A real child
+The journey below takes points in twice, trains a plain model and one on a frozen base, erases two users and one nobody
+knows, and builds. A real child
 process kills itself at a step; a fresh one runs the journey again. The steps come from `unlearnd.steps.Step`,
 so a step that is added is killed at, too.
 """
@@ -8,16 +9,19 @@ so a step that is added is killed at, too.
 import json
 import os
 import re
+import runpy
 import shutil
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import unlearnd
 from unlearnd.errors import BackendError
@@ -30,12 +34,14 @@ MARKS = {ERASED[0]: (1.1415926, -0.5772157), ERASED[1]: (0.9159656, -1.2020569)}
 SHARDS, SLICES, LATER = 3, 3, 2
 
 JOURNEY = """
-import json, os, signal, sys
+import json, os, runpy, signal, sys
 from collections import Counter
+from dataclasses import replace
 import unlearnd, unlearnd.ingest
 from unlearnd import steps
 
 folder, step, hit, users, early, late = *sys.argv[1:3], int(sys.argv[3]), *map(json.loads, sys.argv[4:7])
+backend, base = runpy.run_path(sys.argv[7])["TransferBackend"](), sys.argv[8]
 unlearnd.ingest.BUFFER_BYTES = 1  # so that slice data is written in several goes
 counts = Counter()
 
@@ -46,10 +52,13 @@ def watch(reached):
 
 steps.watcher = watch
 with unlearnd.open_store(folder) as store:
+    store.plugins = replace(store.plugins, backends={**store.plugins.backends, "transfer": backend})
     options = dict(user="user", label="label")
     if not store.status().datasets:
         store.ingest("d", early, shards=3, slices=3, **options)
     store.train("m", dataset="d", backend="linear", epochs=2, seed=5, settings={"batch_size": 8})
+    settings = {"batch_size": 8, "base": base, "base_public": True}
+    store.train("t", dataset="d", backend="transfer", epochs=2, seed=5, settings=settings)
     if store.status().datasets[0].slices == 3:
         store.ingest("d", late, slices=2, **options)
     store.build()
@@ -64,13 +73,19 @@ SEVERAL_TIMES = [
     Step.INGEST_STAGED,
     Step.INGEST_COMMITTED,
     Step.BUILD_ROOTS,
+    Step.BUILD_FEATURES_WRITTEN,
+    Step.BUILD_FEATURES_ENTERED,
     Step.BUILD_WRITTEN,
     Step.BUILD_ENTERED,
     Step.BUILD_COUNTED,
     Step.ERASE_REWRITTEN,
+    Step.ERASE_FEATURES_REWRITTEN,
     Step.ERASE_SWAPPED,
     Step.ERASE_CHECKPOINTS_DESTROYED,
 ]
+TRANSFER = Path(__file__).parent / "backends" / "transfer.py"
+WEIGHT = np.random.default_rng(7).normal(size=(4, 6)).astype(np.float32)
+ON_BASE = {"dataset": "d", "backend": "transfer", "epochs": 2, "seed": 5}
 
 
 def write_people(folder: Path, rows: Any) -> tuple[list[str], list[str]]:
@@ -116,11 +131,15 @@ def journey(
 ) -> Callable[..., Any]:
     """Run the journey in a child process, killed at a step or to its end."""
     early, late = write_people(tmp_path / "given", crowd)
+    base = tmp_path / "given" / "base.safetensors"
+    save_file({"weight": WEIGHT}, base)
 
     def run(folder: Path, step: str = "", hit: int = 0) -> dict[str, Any] | None:
         code = -signal.SIGKILL if step else 0
         users = json.dumps([*ERASED, NOBODY])
-        out = run_python(JOURNEY, folder, step, hit, users, json.dumps(early), json.dumps(late), code=code)
+        out = run_python(
+            JOURNEY, folder, step, hit, users, json.dumps(early), json.dumps(late), TRANSFER, base, code=code
+        )
         return None if step else json.loads(out)
 
     if not uninterrupted:
@@ -131,7 +150,7 @@ def journey(
         shutil.copytree(template, whole)
         told = run(whole)
         with unlearnd.open_store(str(whole)) as store:
-            uninterrupted.update(told, digests=digests(store), template=template)
+            uninterrupted.update(told, digests=digests(store), on_base=digests(store, "t"), template=template)
     return run
 
 
@@ -144,6 +163,7 @@ def start_store(folder: Path, uninterrupted: dict[str, Any]) -> Path:
 def check_ended_well(
     folder: Path,
     told: dict[str, Any],
+    lost: Any,
     uninterrupted: dict[str, Any],
     digests: Callable[..., Any],
     ask_ledger: Callable[..., Any],
@@ -153,10 +173,12 @@ def check_ended_well(
     """Check that a journey ended as the uninterrupted one, with nothing half done and nothing left over."""
     with unlearnd.open_store(str(folder)) as store:
         assert digests(store) == uninterrupted["digests"]
+        assert digests(store, "t") == uninterrupted["on_base"]
         status = store.status()
         assert (status.unfinished, status.to_rebuild) == (0, 0)
-        assert status.models[0].samples_missing == 0
-        assert status.models[0].prefixes == (SLICES + LATER,) * SHARDS
+        for model in status.models:
+            assert model.samples_missing == 0
+            assert model.prefixes == (SLICES + LATER,) * SHARDS
         assert [store.where_user(user) for user in ERASED] == [[], []]
     check_no_orphans(folder)
     # Nobody was taken in twice, and every request has one outcome, the same as without interruption.
@@ -169,6 +191,9 @@ def check_ended_well(
         assert files_holding(folder, user.encode()) == []
     for mark in MARKS.values():
         assert files_holding(folder, np.asarray(mark, np.float32).tobytes()) == []
+    seen = runpy.run_path(str(TRANSFER))["TransferBackend"]().features({}, {"weight": WEIGHT}, lost.x, "cpu")
+    for row in seen:
+        assert files_holding(folder, row.tobytes()) == []
 
 
 def test_the_journey_reaches_every_step(journey: Callable[..., Any], uninterrupted: dict[str, Any]) -> None:
@@ -195,14 +220,19 @@ def test_the_uninterrupted_journey_equals_a_store_never_given_the_erased(
     # Parts are cut before people are taken out: what came early comes early here, too.
     parts = [crowd[part] for part in np.array_split(np.arange(len(crowd)), 4)]
     store = new_store("never")
+    backend = runpy.run_path(str(TRANSFER))["TransferBackend"]()
+    store.plugins = replace(store.plugins, backends={**store.plugins.backends, "transfer": backend})
     for number, part in enumerate(parts):
         rows = part.without(ERASED)
         if number == 2:
             store.train("m", dataset="d", backend="linear", epochs=2, seed=5, settings={"batch_size": 8})
+            settings = {"batch_size": 8, "base": str(tmp_path / "given" / "base.safetensors"), "base_public": True}
+            store.train("t", **ON_BASE, settings=settings)
         slices = SLICES if number < 2 else LATER
         store.ingest("d", rows.x, user=rows.user, label=rows.y, shards=SHARDS, slices=slices)
     store.build()
     assert digests(store) == uninterrupted["digests"]
+    assert digests(store, "t") == uninterrupted["on_base"]
 
 
 @pytest.mark.parametrize(
@@ -214,6 +244,7 @@ def test_killed_at_a_step_and_run_again_it_ends_the_same(
     step: Step,
     hit: int,
     tmp_path: Path,
+    crowd: Any,
     journey: Callable[..., Any],
     uninterrupted: dict[str, Any],
     digests: Callable[..., Any],
@@ -223,11 +254,14 @@ def test_killed_at_a_step_and_run_again_it_ends_the_same(
 ) -> None:
     folder = start_store(tmp_path / "killed", uninterrupted)
     journey(folder, step.name, hit)
-    check_ended_well(folder, journey(folder), uninterrupted, digests, ask_ledger, files_holding, check_no_orphans)
+    check_ended_well(
+        folder, journey(folder), crowd.only(ERASED), uninterrupted, digests, ask_ledger, files_holding, check_no_orphans
+    )
 
 
 def test_killed_again_and_again_it_ends_the_same(
     tmp_path: Path,
+    crowd: Any,
     journey: Callable[..., Any],
     uninterrupted: dict[str, Any],
     digests: Callable[..., Any],
@@ -248,7 +282,9 @@ def test_killed_again_and_again_it_ends_the_same(
         Step.BUILD_ENTERED,
     ):
         journey(folder, step.name, 1)
-    check_ended_well(folder, journey(folder), uninterrupted, digests, ask_ledger, files_holding, check_no_orphans)
+    check_ended_well(
+        folder, journey(folder), crowd.only(ERASED), uninterrupted, digests, ask_ledger, files_holding, check_no_orphans
+    )
 
 
 def test_from_the_moment_points_are_marked_nothing_made_from_them_is_served(

@@ -25,8 +25,17 @@ from unlearnd.errors import (
     UnlearndError,
     VerificationError,
 )
+from unlearnd.features import Sight
 from unlearnd.history import History, read_history
-from unlearnd.inventory import SliceData, excuses, known_names, problem_of, read_slice_data
+from unlearnd.inventory import (
+    SliceData,
+    excuses,
+    known_names,
+    problem_of,
+    read_slice_data,
+    wrong_bases,
+    wrong_features,
+)
 from unlearnd.ledger import log, points
 from unlearnd.ledger.models import Checkpoint, Model
 from unlearnd.ledger.moments import Moment, look_at, pulse_of
@@ -319,7 +328,7 @@ class _Audit:
         return f"{count} checkpoints have the file and tensors digests that were logged when they were built"
 
     def nothing_else(self, found: _Findings) -> str:
-        """S2: storage holds the checkpoints and slice data in force, and nothing else."""
+        """S2: storage holds checkpoints, slice data with its features, and bases in force, and nothing else."""
         known = known_names(self.moment)
         evidence = ("evidence/detail/", "evidence/receipts/")
         listed = [name for name in self._storage.list("") if not name.startswith(evidence) and name != CLAIM]
@@ -331,6 +340,8 @@ class _Audit:
                 found.wrong.append(f"{name} is there and should not be")
         found.wrong += [f"{name} is not there" for name in sorted(known - set(listed))]
         found.wrong += self.data.wrong
+        found.wrong += wrong_features(self._storage, self.moment)
+        found.wrong += wrong_bases(self._storage, self.moment)
         found.wrong += self._older_versions(known, evidence)
         return f"{len(listed)} objects, each of them known, and the slice data as recorded"
 
@@ -567,13 +578,13 @@ class _Audit:
                 found.wrong.append(f"the state before {where} is not there")
                 return
         key = (model.name, checkpoint.shard)
+        sight = Sight(self._storage, backend, model.spec, device)
         if key not in cache:
-            cache[key] = read_shard(
-                self._ledger, self._storage, dataset, model, checkpoint.shard, self.moment.last_slices[dataset.id]
-            )
+            last = self.moment.last_slices[dataset.id]
+            cache[key] = read_shard(self._ledger, self._storage, dataset, model, checkpoint.shard, last, sight)
         check_committed(cache[key], roots, checkpoint.shard, checkpoint.slice)
         again = train_again(
-            self._storage, backend, model, checkpoint.shard, checkpoint.slice, parent, cache[key], device
+            self._storage, backend, model, checkpoint.shard, checkpoint.slice, parent, cache[key], sight, device
         )
         built = self.history.live.get((model.name, checkpoint.recipe))
         if again != checkpoint.tensors or (built is not None and again != built.tensors):

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from unlearnd.checkpoints import Standing, destroy_all_but, encode_state, path_of, read_state, read_states, standings
 from unlearnd.digests import Digest
 from unlearnd.errors import BackendError, BusyError, DamagedStoreError, RefusedError, UnlearndError
+from unlearnd.features import Sight, read_seen
 from unlearnd.hookspecs import Backend, Job, Points, Progress, State, Task
 from unlearnd.leases import Clock, Hold, Preempted, hold
 from unlearnd.ledger import Ledger, models, points
@@ -29,7 +30,7 @@ from unlearnd.ledger.models import Build, Checkpoint, Model, NewCheckpoint
 from unlearnd.ledger.points import Dataset
 from unlearnd.plugins import Plugins
 from unlearnd.recipes import Spec, epochs_at, samples_at, step_seed
-from unlearnd.slices import compute_roots, read_slices
+from unlearnd.slices import compute_roots
 from unlearnd.statements import checkpoints_built, checkpoints_destroyed, slices_sealed
 from unlearnd.steps import Step, reached
 from unlearnd.storage import Overlooked, Pieces, Storage
@@ -216,14 +217,15 @@ def check_backend(plugins: Plugins, model: Model) -> Backend:
     return backend
 
 
-def check_start(backend: Backend, spec: Spec) -> None:
-    """Raise unless the backend can begin on points of that shape: asked before a model is declared."""
+def check_start(sight: Sight, spec: Spec) -> None:
+    """Raise unless the backend can begin on points of that shape, and see one: asked before a model is declared."""
     try:
-        backend.initial_state(spec.settings, spec.shape, len(spec.classes), 0)
+        sight.initial_state(0)
+        sight.see(np.zeros((1, *spec.shape), spec.dtype))
     except UnlearndError:
         raise
     except Exception as error:
-        raise BackendError(f"backend '{backend.name}' cannot begin: {type(error).__name__}: {error}") from error
+        raise BackendError(f"backend '{spec.backend}' cannot begin: {type(error).__name__}: {error}") from error
 
 
 def build_task(ledger: Ledger, storage: Storage, plugins: Plugins, task: Task, clock: Clock, report: Report) -> None:
@@ -333,6 +335,7 @@ class _Group:
         classes = {label: index for index, label in enumerate(model.spec.classes)}
         dataset = points.dataset_by_id(ledger, model.dataset_id)
         self._class_of = np.array([classes.get(label, -1) for label in dataset.labels], np.int64)
+        self._sight = self._ask("the settings", Sight, storage, backend, model.spec, device)
         self._points = {shard: self._read(shard) for shard in self._standings}
         again = {s.shard: s for s in standings(ledger, model, shards) if not s.complete}
         if again != self._standings:
@@ -348,15 +351,12 @@ class _Group:
             # What a builder that was killed, or lost its lease, wrote and could not enter.
             known = {checkpoint.path for checkpoint in models.checkpoints_of(self._ledger, self._model.id, shard)}
             destroy_all_but(self._storage, self._model.name, shard, known, Overlooked())
-        spec, settings = self._model.spec, self._model.spec.settings
         reached_by = {k: s.checkpoint for k, s in self._standings.items() if s.checkpoint and self._model.sliceable}
         self._states.update(zip(reached_by, read_states(self._storage, list(reached_by.values())), strict=True))
         for shard in self._standings:
             if shard not in reached_by:
                 seed = step_seed(self._model.seed, shard, 0)
-                self._states[shard] = self._ask(
-                    f"shard {shard}", self._backend.initial_state, settings, spec.shape, len(spec.classes), seed
-                )
+                self._states[shard] = self._ask(f"shard {shard}", self._sight.initial_state, seed)
         writer = _Writer(self._enter)
         try:
             last = max(standing.slices for standing in self._standings.values())
@@ -410,14 +410,18 @@ class _Group:
         return Job(self._states[shard], Points(x[:end], y[:end]), epochs, seed)
 
     def _read(self, shard: int) -> tuple[NDArray[Any], NDArray[np.int64], list[int]]:
-        """Return all points of a shard, slice after slice, and where each slice ends."""
-        found = read_slices(self._ledger, self._storage, self._dataset, shard)
+        """Return what the backend sees of all points of a shard, slice after slice, and where each slice ends."""
+        found = self._ask(
+            f"the features of shard {shard}",
+            read_seen,
+            *(self._ledger, self._storage, self._dataset, shard, self._sight, self._clock, self._held.check),
+        )
         slices = self._standings[shard].slices
         ordered = [rows for slice_ in range(1, slices + 1) for rows in found.get(slice_, ())]
         counts = [sum(map(len, found.get(slice_, ()))) for slice_ in range(1, slices + 1)]
         ends = [0, *np.cumsum(counts).tolist()]
-        shape = (0, *self._dataset.shape)
-        x = np.concatenate([r.x for r in ordered]) if ordered else np.empty(shape, self._dataset.dtype)
+        nothing = np.empty((0, *self._dataset.shape), self._dataset.dtype)
+        x = np.concatenate([r.x for r in ordered]) if ordered else nothing
         labels = np.concatenate([r.label for r in ordered]) if ordered else np.empty(0, np.int32)
         y = self._class_of[labels]
         if (y < 0).any():

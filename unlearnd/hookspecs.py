@@ -67,6 +67,7 @@ class Backend(Protocol):
     A backend may also have `train_many(settings, jobs, device, on_progress) -> list[State]`, which does what
     `train` does for several constituents at once; it must give the same bytes as one by one. And it may have
     `devices(device) -> Sequence[str]`: which devices the workers of a build take in turn when that one was named.
+    One that can train on top of a frozen base model also satisfies `FeatureBackend`.
     """
 
     name: str
@@ -93,6 +94,36 @@ class Backend(Protocol):
 
     def environment(self, device: str) -> Mapping[str, str]:
         """Return whatever changes bits here: library versions, device, threads, CPU capability, flags."""
+        ...
+
+
+@runtime_checkable
+class FeatureBackend(Protocol):
+    """The part of a backend that trains on features instead of points: what a frozen base model makes of them.
+
+    Features are computed once per point, kept beside it, and erased with it. So those of a point must depend on
+    nothing but the point, the base, the settings and the environment: the same bits in whatever company the point
+    comes. Where `features_key` returns a key, `train` and predictors are given features in the place of points.
+
+    A setting named `base` is the core's to fill in: a person gives a URI, and `settings` is given the digest of the
+    safetensors file behind it, with `base_public` as the person set it.
+    """
+
+    def features_key(self, settings: Settings) -> str | None:
+        """Return text that names all that features depend on but base, point, version and environment; None when
+        these settings train on the points themselves."""
+        ...
+
+    def features(self, settings: Settings, base: State | None, x: NDArray[Any], device: str) -> NDArray[np.float32]:
+        """Return the features of points (n, *shape), one float32 array per point. `base` has the tensors of the file
+        that the setting `base` names; None when there is none."""
+        ...
+
+    def initial_state_on(
+        self, settings: Settings, base: State | None, shape: tuple[int, ...], classes: int, seed: int
+    ) -> State:
+        """Do what `initial_state` does, for a model that trains on features. `shape` is that of a point. Leave what is
+        frozen out of the state: it is kept once, as the base."""
         ...
 
 

@@ -9,16 +9,19 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 
 from unlearnd.agreement import chain_of
+from unlearnd.bases import FOLDER as BASES
+from unlearnd.bases import base_of, read_base
+from unlearnd.bases import path_of as base_path
 from unlearnd.checkpoints import encode_state, path_of
 from unlearnd.digests import Digest, digest_of
-from unlearnd.errors import DamagedStoreError, NotFoundError
+from unlearnd.errors import DamagedStoreError, InputError, NotFoundError
 from unlearnd.history import Built, History, Slice
 from unlearnd.ledger import Ledger
 from unlearnd.ledger.models import Checkpoint
 from unlearnd.ledger.moments import Moment
 from unlearnd.ledger.points import Dataset, Segment
 from unlearnd.packing import unpack
-from unlearnd.slices import Rows, commitments
+from unlearnd.slices import Rows, commitments, read_features
 from unlearnd.storage import Storage
 
 
@@ -75,9 +78,45 @@ def problem_of(storage: Storage, checkpoint: Checkpoint, built: Built | None) ->
 
 
 def known_names(moment: Moment) -> set[str]:
-    """Return the names of all checkpoints and slice data in force."""
+    """Return the names of all checkpoints, slice data with its features, and bases in force."""
     segments = {segment.path for listed in moment.segments.values() for segment in listed}
-    return segments | {checkpoint.path for _, checkpoint in moment.live()}
+    features = {kept.path for listed in moment.features.values() for kept in listed}
+    bases = {base_path(digest) for digest in _bases(moment)}
+    return segments | features | bases | {checkpoint.path for _, checkpoint in moment.live()}
+
+
+def wrong_features(storage: Storage, moment: Moment) -> list[str]:
+    """Return what is wrong with kept features: each must be as recorded, and of the rows of its segment and no other.
+
+    Whether they are what the base makes of those rows only a replay shows: it computes them anew.
+    """
+    wrong = []
+    for segment in (segment for listed in moment.segments.values() for segment in listed):
+        for kept in moment.features.get(segment.id, ()):
+            rows = read_features(storage, kept)
+            if rows is None:
+                wrong.append(f"{kept.path} is not what the ledger recorded, or cannot be read")
+                continue
+            try:
+                held = load_tensors(storage.read(segment.path))["position"]
+            except (NotFoundError, SafetensorError, KeyError):
+                continue  # said of the segment itself
+            if not np.array_equal(held, rows.position) or len(rows.x) != len(held):
+                wrong.append(f"{kept.path} has features of other rows than its slice data")
+    return wrong
+
+
+def wrong_bases(storage: Storage, moment: Moment) -> list[str]:
+    """Return what is wrong with the bases that models stand on; one that is missing is said elsewhere."""
+    wrong = []
+    there = set(storage.list(BASES))
+    for digest in sorted(_bases(moment)):
+        try:
+            if base_path(digest) in there:
+                read_base(storage, digest)
+        except (DamagedStoreError, InputError) as error:
+            wrong.append(str(error))
+    return wrong
 
 
 def excuses(moment: Moment, history: History, names: Iterable[str], now: float) -> dict[str, str | None]:
@@ -87,6 +126,7 @@ def excuses(moment: Moment, history: History, names: Iterable[str], now: float) 
     """
     at_work = [lease for lease, expires in moment.leases if expires > now]
     segments = [segment for listed in moment.segments.values() for segment in listed]
+    beside = {segment.path.removesuffix(".safetensors") for segment in segments}
     rewritten = {dirname(segment.path) for segment in segments if segment.dropped}
     expected = {
         path_of(name, shard, Digest(recipe))
@@ -102,8 +142,10 @@ def excuses(moment: Moment, history: History, names: Iterable[str], now: float) 
             return "an erasure has not ended, the next `unlearnd erase` or `build` goes on with it"
         if name.startswith("data/") and any(ingest[:16] in name for ingest in moment.unfinished):
             return "an ingest was cut off, the next one clears it away"
-        if name in expected:
+        if name in expected or (name.endswith(".features") and name.rsplit(".", 2)[0] in beside):
             return "a build was cut off, `unlearnd build` goes on with it"
+        if name.startswith(f"{BASES}/"):
+            return "a declaration was cut off, the next `unlearnd train` with a base clears it away"
         return None
 
     return {name: excuse(name) for name in names}
@@ -144,6 +186,10 @@ def _read_segment(
     return None
 
 
+def _bases(moment: Moment) -> set[Digest]:
+    return {digest for model in moment.models.values() if (digest := base_of(model.spec.settings))}
+
+
 def _handles(rows: Rows) -> Iterable[bytes]:
     width, data = rows.owner.shape[1], rows.owner.tobytes()
     return (data[i : i + width] for i in range(0, len(data), width))
@@ -152,6 +198,8 @@ def _handles(rows: Rows) -> Iterable[bytes]:
 def _covers(lease: str, name: str) -> bool:
     """Say whether whoever holds a lease may be writing an object of this name."""
     kind, _, rest = lease.partition("/")
+    if kind == BASES:
+        return name.startswith(f"{BASES}/")
     if kind == "ingest":
         return name.startswith(f"data/{rest}/")
     what, _, shard = rest.rpartition("/")

@@ -1,7 +1,8 @@
 """Train a step again and say what came out, leaving the store as it is.
 
 A step is replayed from what its recipe names: the state before (the initial one, or the checkpoint before it in the
-chain), the rows behind the slice roots, the seed. Everything happens in memory.
+chain), the rows behind the slice roots, the seed. Everything happens in memory; features are computed from the rows,
+whatever is kept beside them.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from unlearnd.checkpoints import encode_state, read_state
 from unlearnd.digests import Digest
 from unlearnd.errors import BackendError, DamagedStoreError, UnlearndError
+from unlearnd.features import Sight
 from unlearnd.hookspecs import Backend, Job, Points, State
 from unlearnd.ledger import Ledger
 from unlearnd.ledger.models import Checkpoint, Model
@@ -29,6 +31,7 @@ class ShardRows:
     """The live rows of a shard, slice after slice."""
 
     x: NDArray[Any]
+    """What the backend sees of them."""
     y: NDArray[np.int64]
     ends: Sequence[int]
     """Where slice r ends; slice 1 begins at `ends[0]`, which is 0."""
@@ -54,8 +57,10 @@ def differences(recorded: Mapping[str, str], here: Mapping[str, str]) -> list[st
     ]
 
 
-def read_shard(ledger: Ledger, storage: Storage, dataset: Dataset, model: Model, shard: int, slices: int) -> ShardRows:
-    """Return the rows of slices 1…`slices` of a shard, and what they are committed to."""
+def read_shard(
+    ledger: Ledger, storage: Storage, dataset: Dataset, model: Model, shard: int, slices: int, sight: Sight
+) -> ShardRows:
+    """Return the rows of slices 1…`slices` of a shard as the model sees them, and what they are committed to."""
     found = read_slices(ledger, storage, dataset, shard)
     classes = {label: index for index, label in enumerate(model.spec.classes)}
     class_of = np.array([classes.get(label, -1) for label in dataset.labels], np.int64)
@@ -67,7 +72,16 @@ def read_shard(ledger: Ledger, storage: Storage, dataset: Dataset, model: Model,
         root_of_commitments([c for rows in found.get(slice_, ()) for c in commitments(ledger, dataset, rows)])
         for slice_ in range(1, slices + 1)
     ]
-    return ShardRows(x, class_of[labels], [0, *np.cumsum(counts).tolist()], roots)
+    try:
+        seen = sight.see(x)
+    except UnlearndError:
+        raise
+    except Exception as error:
+        raise BackendError(
+            f"backend '{model.spec.backend}' failed at the features of shard {shard} of model '{model.name}': "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return ShardRows(seen, class_of[labels], [0, *np.cumsum(counts).tolist()], roots)
 
 
 def train_again(
@@ -78,6 +92,7 @@ def train_again(
     slice_: int,
     parent: Checkpoint | None,
     rows: ShardRows,
+    sight: Sight,
     device: str,
 ) -> Digest:
     """Return the `tensors` digest that a step gives when it is trained again from `parent`, or from nothing."""
@@ -87,7 +102,7 @@ def train_again(
         if parent is not None:
             state: State = read_state(storage, parent)
         else:
-            state = backend.initial_state(spec.settings, spec.shape, len(spec.classes), step_seed(model.seed, shard, 0))
+            state = sight.initial_state(step_seed(model.seed, shard, 0))
         # A slice without points passes the state on; a shard trained whole needs any points at all.
         if end and (begin != end or not model.sliceable):
             epochs = epochs_at(spec, slice_) if model.sliceable else spec.epochs

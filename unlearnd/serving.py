@@ -8,6 +8,7 @@ the layout makes shards of unequal size, each counts by its size as well.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from unlearnd.checkpoints import Standing, read_states, standings
 from unlearnd.errors import BackendError, DamagedStoreError, InputError, RefusedError, UnlearndError
+from unlearnd.features import Sight
 from unlearnd.hookspecs import Predictor, State
 from unlearnd.ledger import Ledger, points
 from unlearnd.ledger.models import Model
@@ -71,6 +73,10 @@ class ServedModel:
         self._model, self._device = model, device
         self._serving: _Serving | None = None
 
+    @cached_property
+    def _sight(self) -> Sight:
+        return Sight(self._storage, self._plugins.backend(self._model.spec.backend), self._model.spec, self._device)
+
     @property
     def name(self) -> str:
         return self._model.name
@@ -93,7 +99,7 @@ class ServedModel:
                 f"model '{self.name}' cannot answer: every constituent abstains; run `unlearnd build {self.name}`"
             )
         try:
-            probabilities = serving.predictor(rows)
+            probabilities = serving.predictor(self._sight.see(rows))
         except UnlearndError:
             raise
         except Exception as error:

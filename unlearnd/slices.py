@@ -4,6 +4,9 @@ A slice is one or more segments, each a safetensors object of columns: `x`, `lab
 `owner` (the user's keyed handle), with `group` where the dataset has groups. Rows are in ingestion order.
 What is erased disappears in two moves: first the ledger lists the positions as dropped and readers leave
 them out; then the object is written anew without them and the old one destroyed.
+
+Where a model trains on features of a frozen base, those of a segment lie beside it as an object of their own, with
+labels and positions. They are somebody's data like the rows they were made from, and go the same way.
 """
 
 import hashlib
@@ -22,7 +25,8 @@ from safetensors.numpy import save as save_tensors
 
 from unlearnd.digests import Digest, digest_of
 from unlearnd.errors import DamagedStoreError, NotFoundError
-from unlearnd.ledger import Ledger, points
+from unlearnd.ledger import Ledger, features, points
+from unlearnd.ledger.features import Kept
 from unlearnd.ledger.points import Dataset, NewSegment, Segment
 from unlearnd.merkle import root_of
 from unlearnd.packing import Positions, unpack
@@ -47,6 +51,22 @@ class Rows:
         """Return only the rows wanted."""
         group = None if self.group is None else self.group[wanted]
         return Rows(self.x[wanted], self.label[wanted], self.position[wanted], self.owner[wanted], group)
+
+
+@dataclass(frozen=True)
+class FeatureRows:
+    """What a frozen base makes of points, with all else that training needs of them, in ingestion order."""
+
+    x: NDArray[np.float32]
+    label: NDArray[np.int32]
+    position: Positions
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+    def keep(self, wanted: NDArray[np.bool_]) -> "FeatureRows":
+        """Return only the rows wanted."""
+        return FeatureRows(self.x[wanted], self.label[wanted], self.position[wanted])
 
 
 def folder_of(dataset: str, shard: int, slice_: int) -> str:
@@ -84,6 +104,28 @@ def read_live(storage: Storage, segment: Segment) -> Rows:
 
 def _live(segment: Segment, rows: Rows) -> Rows:
     return rows.keep(~np.isin(rows.position, unpack(segment.dropped))) if segment.dropped else rows
+
+
+def features_path(segment: str, key: str) -> str:
+    """Return the name of the object beside a segment that keeps its features under a key."""
+    return f"{segment.removesuffix('.safetensors')}.{key[:16]}.features"
+
+
+def encode_features(rows: FeatureRows) -> bytes:
+    """Return the bytes of kept features; equal rows are equal bytes."""
+    return bytes(save_tensors({"x": rows.x, "label": rows.label, "position": rows.position}))
+
+
+def read_features(storage: Storage, kept: Kept) -> FeatureRows | None:
+    """Return kept features; None where they are gone or not what was recorded: they can be computed anew."""
+    try:
+        data = storage.read(kept.path)
+        if digest_of(data) != kept.digest:
+            return None
+        columns = load_tensors(data)
+        return FeatureRows(columns["x"], columns["label"], columns["position"])
+    except (NotFoundError, SafetensorError, KeyError):
+        return None
 
 
 def read_slice(ledger: Ledger, storage: Storage, dataset: Dataset, shard: int, slice_: int) -> list[Rows]:
@@ -167,9 +209,10 @@ def rewrite_dropped(
     ledger: Ledger, storage: Storage, dataset: Dataset, shard: int, now: datetime, record: Record | None = None
 ) -> None:
     """Write the segments of a shard that hold erased points anew without them, and destroy the old objects."""
+    kept = features.kept_features(ledger, dataset.id, shard)
     for segment in points.dropped_segments(ledger, dataset.id, shard):
         rows = read_live(storage, segment)
-        new, folder = None, folder_of(dataset.name, shard, segment.slice)
+        new, carried, folder = None, [], folder_of(dataset.name, shard, segment.slice)
         if len(rows):
             data = encode_segment(rows)
             digest = digest_of(data)
@@ -178,18 +221,42 @@ def rewrite_dropped(
             storage.write(path, data)
             new = NewSegment(shard, segment.slice, segment.first, path, digest, len(rows))
         reached(Step.ERASE_REWRITTEN)
-        points.swap_segment(ledger, segment, new, now)
+        if new is not None:
+            mine = features.of_segments(kept, [segment.id])
+            carried = [one for old in mine if (one := _carry_over(storage, old, rows.position, new.path))]
+        reached(Step.ERASE_FEATURES_REWRITTEN)
+        points.swap_segment(ledger, segment, new, now, carried)
         reached(Step.ERASE_SWAPPED)
     replaced = points.replaced_segments(ledger, dataset.id, shard)
     storage.destroy((segment.path for segment in replaced), record)
+    storage.destroy((one.path for one in features.of_segments(kept, (segment.id for segment in replaced))), record)
     for slice_ in {segment.slice for segment in replaced}:
-        _sweep(ledger, storage, dataset, shard, slice_, record)
+        sweep(ledger, storage, dataset, shard, slice_, record)
     points.segments_destroyed(ledger, replaced, now)
 
 
-def _sweep(ledger: Ledger, storage: Storage, dataset: Dataset, shard: int, slice_: int, record: Record | None) -> None:
-    """Destroy what killed erasures wrote into a slice's folder and never entered; an ingest's objects stay."""
-    known = {segment.path for segment in points.segments_of(ledger, dataset.id, shard, slice_)}
+def sweep(ledger: Ledger, storage: Storage, dataset: Dataset, shard: int, slice_: int, record: Record | None) -> None:
+    """Destroy what killed erasures and builds wrote into a slice's folder and never entered; an ingest's objects stay.
+
+    The data lease of the shard must be held.
+    """
+    segments = {segment.id: segment.path for segment in points.segments_of(ledger, dataset.id, shard, slice_)}
+    kept = features.of_segments(features.kept_features(ledger, dataset.id, shard), segments)
+    known = {*segments.values(), *(one.path for one in kept)}
     ingests = [f"-{ingest_id[:16]}." for ingest_id in points.unfinished_ingests(ledger, dataset.name)]
     left = [path for path in storage.list(folder_of(dataset.name, shard, slice_)) if path not in known]
     storage.destroy((path for path in left if not any(mark in path for mark in ingests)), record)
+
+
+def _carry_over(storage: Storage, old: Kept, staying: Positions, segment: str) -> tuple[str, str, Digest] | None:
+    """Write kept features anew beside a rewritten segment: no row's depend on another row, so they stay the same bits.
+
+    None where they cannot be used any more; a build computes them anew then.
+    """
+    rows = read_features(storage, old)
+    if rows is None or not np.isin(staying, rows.position).all():
+        return None
+    data = encode_features(rows.keep(np.isin(rows.position, staying)))
+    path = features_path(segment, old.key)
+    storage.write(path, data)
+    return old.key, path, digest_of(data)

@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from unlearnd import __version__
+from unlearnd.bases import FOLDER as BASES
+from unlearnd.bases import destroy_unnamed, take_offer
 from unlearnd.build import BuildPlan, Report, Watch, build, build_task, check_start, discard_damaged, plan_build
 from unlearnd.checkpoints import standings
 from unlearnd.config import (
@@ -41,7 +43,8 @@ from unlearnd.erasure import (
     record_requests,
 )
 from unlearnd.errors import InputError, NotFoundError, RefusedError, StorageError, UnlearndError
-from unlearnd.hookspecs import PriorPlacement, Task
+from unlearnd.features import Sight
+from unlearnd.hookspecs import FeatureBackend, PriorPlacement, Task
 from unlearnd.ingest import Added, Layout, check_layout, check_name, ingest
 from unlearnd.keys import create_keys, discard_keys, draw_id, draw_seed, open_keys, public_pem
 from unlearnd.layouts import FrozenLayout, Risk, Risks, as_risks, risks_of
@@ -357,7 +360,14 @@ class Store:
         # Asked before anything is declared: a device that is not there must not leave a model behind.
         self.plugins.backend(backend).environment(how.device)
         declared = self.declare(
-            model, dataset=dataset, backend=backend, epochs=epochs, seed=seed, settings=settings, schedule=schedule
+            model,
+            dataset=dataset,
+            backend=backend,
+            epochs=epochs,
+            seed=seed,
+            settings=settings,
+            schedule=schedule,
+            device=how.device,
         )
         self.finish_erasures()
         built = self._build_one(declared, how, watch)
@@ -375,6 +385,7 @@ class Store:
         seed: int | None = None,
         settings: Mapping[str, object] | None = None,
         schedule: str | None = None,
+        device: str | None = None,
     ) -> Model:
         """Fix what a model is made from, and its seed; a model of that name must be the same."""
         check_name("model", model)
@@ -389,11 +400,15 @@ class Store:
         check_schedule(chosen)
         if seed is not None and not 0 <= seed < 2**63:
             raise InputError("a seed is a whole number from 0 to 2^63 - 1")
-        filled = (known.spec.settings if known and settings is None else None) or learner.settings(settings or {})
+        # A base is named by the digest of what is in it; where it came from is forgotten here.
+        offer = take_offer(self.ledger, self.storage, settings or {}) if isinstance(learner, FeatureBackend) else None
+        asked = {**(settings or {}), "base": offer.digest} if offer else settings or {}
+        filled = (known.spec.settings if known and settings is None else None) or learner.settings(asked)
         same_backend = known and (known.spec.backend, known.spec.backend_version) == (learner.name, learner.version)
         if known and same_backend and learner.settings(known.spec.settings) == filled:
             filled = known.spec.settings  # it may have been declared before there were settings left at their defaults
-        with hold(self.ledger, [ingest_lease(dataset)], self.clock) if known is None else nullcontext():
+        leases = [ingest_lease(dataset), *([BASES] if offer else [])]
+        with hold(self.ledger, leases, self.clock) if known is None else nullcontext():
             # Read again under the lease: nothing is added between what the model is declared on and its declaration.
             data = points.dataset_named(self.ledger, dataset)
             spec = Spec(
@@ -410,8 +425,15 @@ class Store:
             )
             if known is not None:
                 _check_same(known, data, spec, seed)
+                if offer:
+                    offer.keep(self.storage)
                 return known
-            check_start(learner, spec)
+            sight = Sight(self.storage, learner, spec, device or self.config.device, offer.tensors if offer else None)
+            check_start(sight, spec)
+            if offer:
+                destroy_unnamed(self.ledger, self.storage)
+                offer.keep(self.storage)
+                reached(Step.TRAIN_BASE_KEPT)
             chosen_seed, now = draw_seed() if seed is None else seed, self.clock()
             first = [(shard, recipes(spec, chosen_seed, shard, [], True)[0]) for shard in range(1, spec.shards + 1)]
             declared = models.declare_model(

@@ -210,6 +210,13 @@ def destroyed_by(ledger: Ledger, erasure_id: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda checkpoint: checkpoint["model"])
 
 
+def is_checkpoint(ledger: Ledger, file: Digest, tensors: Digest) -> bool:
+    """Say whether a file, or what is in it, is or ever was a checkpoint of this store."""
+    sql = "SELECT count(*) FROM checkpoint WHERE file = ? OR tensors = ?"
+    with ledger.read() as connection:
+        return bool(connection.exec_driver_sql(sql, (file, tensors)).scalar_one())
+
+
 def count_build(ledger: Ledger, model: Model, build: Build, started: datetime, now: datetime) -> None:
     """Record what a build cost."""
     with ledger.write() as connection:

@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 from unlearnd.ledger import log, models, points
 from unlearnd.ledger.connection import Ledger
 from unlearnd.ledger.erasures import Request, all_requests
+from unlearnd.ledger.features import Kept, kept_features
 from unlearnd.ledger.log import ReceiptEntry, SigningKey
 from unlearnd.ledger.models import Checkpoint, Model
 from unlearnd.ledger.points import Dataset, Segment
@@ -37,7 +38,9 @@ class Moment:
     segments: Mapping[tuple[int, int, int], tuple[Segment, ...]]
     """Segments in force, in the order they are read."""
     doomed: frozenset[str]
-    """Objects of segments that were replaced and are not known to be destroyed."""
+    """Objects of segments that were replaced, and of their features, that are not known to be destroyed."""
+    features: Mapping[int, tuple[Kept, ...]]
+    """By segment: what is kept of its features."""
     models: Mapping[str, Model]
     checkpoints: Mapping[str, tuple[Checkpoint, ...]]
     """By model: those that are not destroyed."""
@@ -68,6 +71,12 @@ def look_at(ledger: Ledger) -> Moment:
             for shard in range(1, dataset.shards + 1):
                 for segment in points.segments_of(still, dataset.id, shard):
                     segments.setdefault((dataset.id, shard, segment.slice), []).append(segment)
+        features: dict[int, list[Kept]] = {}
+        for dataset in datasets.values():
+            for shard in range(1, dataset.shards + 1):
+                for kept in kept_features(still, dataset.id, shard):
+                    features.setdefault(kept.segment_id, []).append(kept)
+        in_force = {segment.id for listed in segments.values() for segment in listed}
         found = {model.name: model for model in models.models(still)}
         return Moment(
             pulse=_pulse(connection),
@@ -83,7 +92,9 @@ def look_at(ledger: Ledger) -> Moment:
                 for dataset in datasets.values()
                 for shard in range(1, dataset.shards + 1)
                 for segment in points.replaced_segments(still, dataset.id, shard)
-            ),
+            )
+            | {kept.path for segment, listed in features.items() if segment not in in_force for kept in listed},
+            features={segment: tuple(listed) for segment, listed in features.items() if segment in in_force},
             models=found,
             checkpoints={name: tuple(models.checkpoints_of(still, model.id)) for name, model in found.items()},
             last_slices={i: points.generations(still, i)[-1].last_slice for i in datasets},
@@ -120,6 +131,7 @@ def _pulse(connection: Connection) -> tuple[object, ...]:
         "SELECT count(*), sum(version), sum(points) FROM dataset",
         "SELECT count(*), max(id), count(replaced_at), count(destroyed_at), sum(live) FROM segment",
         "SELECT count(*), max(id), count(destroyed_at) FROM checkpoint",
+        "SELECT count(*), max(segment_id), max(digest) FROM feature",
         "SELECT count(*), count(key_id) FROM receipt",
         "SELECT count(*), count(committed_at) FROM ingest",
         "SELECT count(*), max(holder) FROM lease",

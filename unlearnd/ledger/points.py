@@ -322,8 +322,17 @@ def holding_at(ledger: Ledger, dataset_id: int, position: int) -> Holding | None
     return None
 
 
-def swap_segment(ledger: Ledger, old: Segment, new: NewSegment | None, now: datetime) -> None:
-    """Put a rewritten segment in the place of one that still holds erased points."""
+def swap_segment(
+    ledger: Ledger,
+    old: Segment,
+    new: NewSegment | None,
+    now: datetime,
+    features: Sequence[tuple[str, str, Digest]] = (),
+) -> None:
+    """Put a rewritten segment in the place of one that still holds erased points.
+
+    `features` are those of the new one that were carried over: (key, path, digest).
+    """
     with ledger.write() as connection:
         changed = connection.exec_driver_sql(
             "UPDATE segment SET replaced_at = ?, dropped = ? WHERE id = ? AND replaced_at IS NULL",
@@ -334,6 +343,12 @@ def swap_segment(ledger: Ledger, old: Segment, new: NewSegment | None, now: date
                 "INSERT INTO segment (dataset_id, shard, slice, first, path, digest, rows, dropped, live) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (old.dataset_id, new.shard, new.slice, new.first, new.path, new.digest, new.rows, b"", new.rows),
+            )
+            many(
+                connection,
+                "INSERT INTO feature (segment_id, key, path, digest) "
+                "SELECT id, ?, ?, ? FROM segment WHERE path = ? AND replaced_at IS NULL",
+                [(*one, new.path) for one in features],
             )
 
 
@@ -351,7 +366,9 @@ def replaced_segments(ledger: Ledger, dataset_id: int, shard: int) -> list[Segme
 
 def segments_destroyed(ledger: Ledger, segments: Iterable[Segment], now: datetime) -> None:
     """Record that the objects of these segments are gone. Their digests go too: they could test a guess."""
+    segments = list(segments)
     with ledger.write() as connection:
+        many(connection, "DELETE FROM feature WHERE segment_id = ?", [(segment.id,) for segment in segments])
         many(
             connection,
             "UPDATE segment SET destroyed_at = ?, digest = '' WHERE id = ?",

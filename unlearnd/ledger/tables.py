@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from sqlalchemy import BigInteger, Column, Index, LargeBinary
 from sqlmodel import Field, SQLModel
 
-SCHEMA = "0003"
+SCHEMA = "0005"
 """The newest migration; a store whose `alembic_version` differs is not opened."""
 
 _CLUSTERED: dict[str, Any] = {"sqlite_with_rowid": False}
@@ -83,6 +83,17 @@ class SegmentRow(SQLModel, table=True):
     destroyed_at: str | None = None
     key: bytes | None = Field(default=None, sa_column=Column(LargeBinary, nullable=True))
     """What opens the object where it is encrypted, wrapped; gone with the object, so that no copy can be read."""
+
+
+class FeatureRow(SQLModel, table=True):
+    """Features of a segment's points under one key, as one object in storage; goes with the segment's object."""
+
+    __tablename__ = "feature"
+    segment_id: int = Field(primary_key=True, foreign_key="segment.id")
+    key: str = Field(primary_key=True)
+    """Names all that features depend on but the points: base, network, cut, environment."""
+    path: str
+    digest: str
 
 
 class SliceRow(SQLModel, table=True):
