@@ -218,7 +218,7 @@ def test_the_stem_follows_the_size_unless_it_is_set(size, stem, large):
         ("resnet", {"layout": "cwh"}, "setting 'layout' should be 'auto', 'hw', 'hwc' or 'chw', not 'cwh'"),
         ("resnet", {"mean": [0.5]}, "mean and std are for standardize 'fixed'"),
         ("resnet", {"standardize": "fixed", "mean": [1, 2], "std": 1}, "needs mean and std"),
-        ("resnet", {"hidden": 3}, "backend 'resnet' has no setting 'hidden'; settings: batch_size"),
+        ("resnet", {"hidden": 3}, "backend 'resnet' has no setting 'hidden'; settings: base, base_public, batch_size"),
         ("resnet", {"mixed_precision": "float16"}, "setting 'mixed_precision' should be 'off' or 'bfloat16'"),
     ],
 )

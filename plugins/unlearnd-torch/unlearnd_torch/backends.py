@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 from unlearnd.hookspecs import Job, OnProgress, Predictor, Settings
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import nn
 
     from unlearnd.hookspecs import State
-    from unlearnd_torch.settings import ImageSettings
+    from unlearnd_torch.settings import ImageSettings, ModuleSettings
 
 
 class MlpBackend:
@@ -140,7 +142,7 @@ class TorchBackend:
 
 
 class NetworkBackend:
-    """A network of ours for images: `convnet`, `resnet` or `wide_resnet`.
+    """A network of ours for images: `convnet`, `resnet` or `wide_resnet`; whole, or its end on a frozen base.
 
     Constituents train and answer one after the other: convolutions in a stack are slower on a CPU than one by one.
     """
@@ -169,17 +171,47 @@ class NetworkBackend:
         """Train on from `job.state` and return the state after the slice."""
         from unlearnd_torch import module  # heavy: torch
 
-        checked = self._check(settings)
-        build = self._build(checked, *module.form_of(job.state))
-        return module.train(build, checked, job, device, on_progress)
+        build, checked = self._trained_part(settings, job.state)
+        trained = module.train(build, checked, job, device, on_progress)
+        return {**trained, **{name: job.state[name] for name in job.state if name == "base.shape"}}
 
     def predictor(self, settings: Settings, states: Sequence[State], device: str) -> Predictor:
         """Load each constituent once, to answer many times."""
         from unlearnd_torch import module  # heavy: torch
 
-        checked = self._check(settings)
-        build = self._build(checked, *module.form_of(states[0]))
+        build, checked = self._trained_part(settings, states[0])
         return module.ModulePredictor(build, checked, states, device)
+
+    def features_key(self, settings: Settings) -> str | None:
+        """Return what features depend on beside base, point and environment; None without a base."""
+        checked = self._check(settings)
+        if checked.base is None:
+            return None
+        from unlearnd.digests import canonical_json
+        from unlearnd_torch.settings import ModuleSettings, TrainingSettings  # heavy: pydantic
+
+        # All but what is about learning: that comes after the cut.
+        learning = {*TrainingSettings.model_fields, *ModuleSettings.model_fields, "base_public"} - {
+            "standardize",
+            "tf32",
+        }
+        return canonical_json({name: value for name, value in settings.items() if name not in learning}).decode()
+
+    def features(self, settings: Settings, base: State | None, x: NDArray[Any], device: str) -> NDArray[np.float32]:
+        """Return what the frozen part of the network makes of points."""
+        from unlearnd_torch import transfer  # heavy: torch
+
+        assert base is not None
+        return transfer.features(self._check(settings), settings, base, x, device)
+
+    def initial_state_on(
+        self, settings: Settings, base: State | None, shape: tuple[int, ...], classes: int, seed: int
+    ) -> State:
+        """Return the state before slice 1 of what trains on top of a base."""
+        from unlearnd_torch import transfer  # heavy: torch
+
+        assert base is not None
+        return transfer.draw_state(self._check(settings), base, shape, classes, seed)
 
     def environment(self, device: str) -> Mapping[str, str]:
         """Return whatever changes bits here."""
@@ -197,6 +229,15 @@ class NetworkBackend:
         from unlearnd_torch.settings import NETWORKS  # heavy: pydantic
 
         return NETWORKS[self.name].model_validate(settings)
+
+    def _trained_part(self, settings: Settings, state: State) -> tuple[Callable[[], nn.Module], ModuleSettings]:
+        """Return what builds the network that a state belongs to, or its end, and how that trains."""
+        from unlearnd_torch import module, transfer  # heavy: torch
+
+        checked, (shape, classes) = self._check(settings), module.form_of(state)
+        if checked.base is None:
+            return self._build(checked, shape, classes), checked
+        return transfer.build_tail(checked, state, classes), transfer.tail_settings(checked)
 
     def _build(self, settings: ImageSettings, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
         from unlearnd_torch.networks import build_network  # heavy: torch

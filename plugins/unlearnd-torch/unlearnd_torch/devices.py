@@ -132,6 +132,14 @@ def own_randomness(device: torch.device, seed: int) -> Iterator[None]:
                 torch.mps.set_rng_state(before)
 
 
+def frozen_batch(device: torch.device) -> int:
+    """Return how many points a frozen base looks at together, always: bits depend on it.
+
+    A batch is filled up, so few rows cost as much as that many. A CPU gains little from more; another device does.
+    """
+    return 8 if device.type == "cpu" else 64
+
+
 def stack_bytes(device: torch.device) -> int:
     """Return how much of parameters, gradients and optimiser state to train at once.
 

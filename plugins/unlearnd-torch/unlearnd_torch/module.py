@@ -56,7 +56,7 @@ def draw_initial_state(
     """Return a fresh module's state, drawn from the seed, and an optimiser at step 0."""
     with own_randomness(torch.device("cpu"), derive_seed(seed, "init")):
         module = build()
-    unfitted = _scaling_before(settings, shape)
+    unfitted = scaling_before(settings, shape)
     scaling = unfitted.as_state() if unfitted else {}
     form = {"input.shape": np.array(shape, np.int64), "output.classes": np.array([classes], np.int64)}
     return _Constituent(module, settings, torch.device("cpu")).as_state() | scaling | form
@@ -81,7 +81,7 @@ def train(build: Build, settings: ModuleSettings, job: Job, device: str, on_prog
         with own_randomness(where, 0):  # what `build` draws is overwritten, but must not move others' draws
             constituent = _Constituent(build(), settings, where)
         constituent.load(job.state)
-        prepare = _Preparation(settings, shape, scaling, where)
+        prepare = Preparation(settings, shape, scaling, where)
         feed = Feed(points.x, points.y, where)
         for epoch, take in enumerate(epochs):
             order = draw_order(job.seed, epoch, len(points.x), take)
@@ -102,12 +102,12 @@ class ModulePredictor:
         self._device = resolve_device(device)
         self._shape, self._classes = form_of(states[0])
         self._tf32 = settings.tf32
-        self._members: list[tuple[nn.Module, _Preparation]] = []
+        self._members: list[tuple[nn.Module, Preparation]] = []
         for state in states:
             with own_randomness(self._device, 0):
                 constituent = _Constituent(build(), settings, self._device)
             constituent.load(state)
-            prepare = _Preparation(settings, self._shape, scaling_of(state), self._device)
+            prepare = Preparation(settings, self._shape, scaling_of(state), self._device)
             self._members.append((constituent.module.eval().requires_grad_(False), prepare))
         self._chunk = max(1, _CHUNK_BYTES // (4 * max(1, int(np.prod(self._shape)))))
         if isinstance(settings, ImageSettings):
@@ -179,7 +179,7 @@ class _Constituent:
             layer.train()
 
 
-class _Preparation:
+class Preparation:
     """Stored points made ready for the module: turned, varied, scaled."""
 
     def __init__(
@@ -216,7 +216,7 @@ def _channel_axis(settings: ModuleSettings, shape: tuple[int, ...]) -> int | Non
     return {"hw": None, "hwc": 2, "chw": 0}[image_of(shape, settings.layout).layout]
 
 
-def _scaling_before(settings: ModuleSettings, shape: tuple[int, ...]) -> Scaling | None:
+def scaling_before(settings: ModuleSettings, shape: tuple[int, ...]) -> Scaling | None:
     """Return the scaling of a constituent that has seen no point: none yet, or the one that was set."""
     if not isinstance(settings, ImageSettings) or settings.standardize != "fixed":
         features = int(np.prod(shape, dtype=np.int64))

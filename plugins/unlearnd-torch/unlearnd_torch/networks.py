@@ -40,13 +40,15 @@ class Network(nn.Module):
     """A row of blocks that ends in `fc`."""
 
     fc: nn.Linear
+    begin = 0
+    """The first block that runs. Those before it may have been taken out: `transfer` makes features of theirs."""
 
     def blocks(self) -> list[Block]:
         """Return the blocks in the order they run."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks():
+        for block in self.blocks()[self.begin :]:
             x = block.run(x)
         return x
 

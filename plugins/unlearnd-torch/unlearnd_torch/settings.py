@@ -84,6 +84,32 @@ class ImageSettings(ModuleSettings):
     standardize: Literal["auto", "channel", "feature", "global", "fixed", "off"] = "auto"  # type: ignore[assignment]
     mean: tuple[Finite, ...] = ()
     std: tuple[Positive, ...] = ()
+    base: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+    base_public: bool = False
+    train: str = Field("all", pattern=r"^(all|head|last-[1-9][0-9]{0,3})$")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _train_the_head_of_a_base(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("base") is not None:
+            return {"train": "head", **given}
+        return given
+
+    @model_validator(mode="after")
+    def _check_base(self) -> Self:
+        if self.base is None:
+            if self.train != "all" or self.base_public:
+                raise ValueError("train and base_public are for a model on a base")
+            return self
+        if self.train == "all":
+            raise ValueError("a base is frozen: train the head, or last-1, last-2, … blocks below it")
+        if self.crop_padding or self.flip or self.channels_last:
+            raise ValueError("on a base, features are computed once: no crop_padding, flip or channels_last")
+        if self.standardize not in ("fixed", "off"):
+            raise ValueError(
+                "a base wants images as it was shown them: standardize must be 'fixed', with its mean and std, or 'off'"
+            )
+        return self
 
     @field_validator("mean", "std", mode="before")
     @classmethod
