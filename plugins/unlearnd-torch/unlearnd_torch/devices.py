@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from pathlib import Path
@@ -180,6 +180,8 @@ class Feed:
         if self.kind == "resident":
             where = torch.from_numpy(rows.reshape(-1)).to(self._device)
             return self._there.index_select(0, where).view(*rows.shape, *self._x.shape[1:])
+        if self.kind == "streamed":
+            return _Sent((self._x,), rows, self._device).wait()[0]
         return torch.from_numpy(np.take(self._x, rows, axis=0)).to(self._device)
 
     def labels(self, rows: NDArray[np.int64]) -> Tensor:
@@ -194,22 +196,22 @@ class Feed:
             return
         ahead: tuple[slice, _Sent] | None = None
         for cut in cuts:
-            sent = _Sent(self._x, self._y, order[cut], self._device)
+            sent = _Sent((self._x, self._y), order[cut], self._device)
             if ahead is not None:
-                yield (ahead[0], *ahead[1].wait())
+                yield _arrived(*ahead)
             ahead = cut, sent
         if ahead is not None:
-            yield (ahead[0], *ahead[1].wait())
+            yield _arrived(*ahead)
 
 
 class _Sent:
-    """A batch that is being copied from pinned memory while the device computes."""
+    """Rows that are being copied from pinned memory while the device computes."""
 
-    def __init__(self, x: NDArray[Any], y: NDArray[np.int64], rows: NDArray[np.int64], device: torch.device) -> None:
+    def __init__(self, arrays: Sequence[NDArray[Any]], rows: NDArray[np.int64], device: torch.device) -> None:
         self._device = device
         cuda = device.type == "cuda"
-        here = [_pinned((len(rows), *array.shape[1:]), array.dtype, cuda) for array in (x, y)]
-        for array, host in zip((x, y), here, strict=True):
+        here = [_pinned((*rows.shape, *array.shape[1:]), array.dtype, cuda) for array in arrays]
+        for array, host in zip(arrays, here, strict=True):
             np.take(array, rows, axis=0, out=host.numpy(), mode="clip")  # without `clip` numpy copies twice
         if cuda:
             stream = _copy_stream(device)
@@ -219,14 +221,19 @@ class _Sent:
         else:
             self._there = [host.to(device) for host in here]
 
-    def wait(self) -> tuple[Tensor, Tensor]:
-        """Return points and labels; what is computed next waits until they have arrived."""
+    def wait(self) -> list[Tensor]:
+        """Return what was sent; whatever is computed next waits until it has arrived."""
         if self._device.type == "cuda":
             now = torch.cuda.current_stream(self._device)
             now.wait_event(self._done)
             for tensor in self._there:
                 tensor.record_stream(now)
-        return self._there[0], self._there[1]
+        return self._there
+
+
+def _arrived(cut: slice, sent: _Sent) -> tuple[slice, Tensor, Tensor]:
+    x, y = sent.wait()
+    return cut, x, y
 
 
 @lru_cache(maxsize=64)
