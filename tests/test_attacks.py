@@ -667,7 +667,8 @@ def test_rows_changed_after_training(place: Place) -> None:
 def test_reingested_after_erasure(place: Place) -> None:
     with place.opened() as store:
         rows = np.ones((4, 4), np.float32)
-        store.ingest("d", rows, user=np.array(["u1", "u1", "u18", "u19"]), label=np.array([0, 1, 2, 0]))
+        users = np.array(["u1", "u1", "u18", "u19"])
+        store.ingest("d", rows, user=users, label=np.array([0, 1, 2, 0]), readmit=True)
         store.build()
     assert audit(place, "--replay", "all").failed == []
     verdict = audit(place, "--opening", place.opening)

@@ -36,7 +36,7 @@ ADD = """
 import numpy
 rows = numpy.load(sys.argv[2])
 for part in numpy.array_split(numpy.arange(len(rows["x"])), 8):
-    store.ingest("d", rows["x"][part], user=rows["user"][part], label=rows["y"][part])
+    store.ingest("d", rows["x"][part], user=rows["user"][part], label=rows["y"][part], readmit=True)
 print("added")
 """
 HOLD = """

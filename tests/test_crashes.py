@@ -1,6 +1,7 @@
 """Kill -9 at every durable step, run the same thing again, and everything ends as if nothing had happened.
 
-The journey below takes points in twice, trains a plain model and one on a frozen base, erases two users and one nobody
+The journey below takes points in twice, trains a plain model and one on a frozen base, holds a request and lets it go,
+erases two users and one nobody
 knows, and builds. A real child
 process kills itself at a step; a fresh one runs the journey again. The steps come from `unlearnd.steps.Step`,
 so a step that is added is killed at, too.
@@ -37,6 +38,7 @@ JOURNEY = """
 import json, os, runpy, signal, sys
 from collections import Counter
 from dataclasses import replace
+from datetime import timedelta
 import unlearnd, unlearnd.ingest
 from unlearnd import steps
 
@@ -61,6 +63,16 @@ with unlearnd.open_store(folder) as store:
     store.train("t", dataset="d", backend="transfer", epochs=2, seed=5, settings=settings)
     if store.status().datasets[0].slices == 3:
         store.ingest("d", late, slices=2, **options)
+    store.build()
+    # Somebody else's request is held, and withdrawn: their points leave training and return.
+    (held,) = [entry for entry in store.requests() if entry.requester == "agent"] or store.receive(
+        ["u1"], requester="agent"
+    )
+    if held.state == "received":
+        review = store.clock().date() + timedelta(days=30)
+        held = store.hold(held.id, basis="legal_claims", approver="ann", review=review)
+    if held.state == "on_hold":
+        store.withdraw(held.id)
     store.build()
     erased = store.erase(users)
     store.build()

@@ -309,7 +309,7 @@ def test_erase_then_add_then_erase_again_is_exact(
     fit(met, backend, settings=settings)
     met.erase(["u1", "u2"])
     # u1 comes back: what they bring now is a new user's, and stays.
-    add(met, rows[80:].without(["u2"]), slices=2)
+    add(met, rows[80:].without(["u2"]), slices=2, readmit=True)
     met.build()
     met.erase(["u3", "u4"])
     met.erase(["u5"])

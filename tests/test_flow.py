@@ -182,7 +182,7 @@ def test_the_same_request_twice_gives_the_first_outcome(trained: Any, ask_ledger
 def test_whoever_comes_back_is_a_new_user_and_can_be_erased_again(trained: Any, add: Callable[..., Any]) -> None:
     store, rows = trained
     first = store.erase(["u1"]).outcomes[0]
-    assert add(store, rows.only(["u1"]), slices=1).slices == (5, 5)
+    assert add(store, rows.only(["u1"]), slices=1, readmit=True).slices == (5, 5)
     store.build()
     assert [where.slice for where in store.where_user("u1")] == [5]
     second = store.erase(["u1"]).outcomes[0]

@@ -314,7 +314,7 @@ def test_two_receipts_of_one_person_cannot_be_told_to_be_of_one(new: Callable[..
     store = new()
     (first,) = store.erase(["person-1"]).outcomes
     rows = np.zeros((2, 3), np.float32)
-    store.ingest("d", rows, user=np.array(["person-1", "person-3"]), label=np.array([0, 1]))
+    store.ingest("d", rows, user=np.array(["person-1", "person-3"]), label=np.array([0, 1]), readmit=True)
     store.build()
     (second,) = store.erase(["person-1"]).outcomes
     assert first.request != second.request

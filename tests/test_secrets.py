@@ -283,7 +283,7 @@ def test_whoever_comes_back_has_a_new_key(
     ((old, _),) = ask_ledger(store.folder, ask, handle)
     store.erase([ZOE])
     assert ask_ledger(store.folder, ask, handle)[0][0] is None
-    add(store, crowd.only([ZOE]))
+    add(store, crowd.only([ZOE]), readmit=True)
     ((new, erased_at),) = ask_ledger(store.folder, ask, handle)
     assert len(new) == 32
     assert new != old

@@ -107,7 +107,7 @@ class Sequences(RuleBasedStateMachine):
         opened = slices if not self.played or isinstance(self.played[-1], str) else None
 
         def add() -> None:
-            self.store.ingest("d", x, user=everybody, label=y, shards=2, slices=opened)
+            self.store.ingest("d", x, user=everybody, label=y, shards=2, slices=opened, readmit=True)
 
         if self.do(add, cut_off):
             self.played.append((opened, x, y, list(everybody)))

@@ -12,6 +12,7 @@ from typing import Any
 
 from unlearnd.agreement import name_of
 from unlearnd.history import Change, History, Slice
+from unlearnd.ledger.restrictions import Restriction
 from unlearnd.verify.receipts import Detail
 from unlearnd.verify.reports import Result
 from unlearnd.verify.statements import is_count
@@ -64,8 +65,13 @@ def is_changing(history: History, claims: Claims, dataset: str, shard: int) -> b
     )
 
 
-def account_for(history: History, claims: Claims, place: Slice, now: Sequence[bytes]) -> Finding | None:
-    """Go back through the changes of a slice from the commitments it has now; return what does not add up."""
+def account_for(
+    history: History, claims: Claims, place: Slice, now: Sequence[bytes], held: Sequence[Restriction] = ()
+) -> Finding | None:
+    """Go back through the changes of a slice from the commitments it has now; return what does not add up.
+
+    `held` are the ledger's notes of which points holds took out of training and returned, and where they stood.
+    """
     roots = history.slices[place]
     if root_of_leaves(now).hex() != roots[-1].root or len(now) != roots[-1].points:
         said = f"which do not give its root over {roots[-1].points} in the log"
@@ -73,6 +79,13 @@ def account_for(history: History, claims: Claims, place: Slice, now: Sequence[by
     for before, after in zip(reversed(roots[:-1]), reversed(roots[1:]), strict=True):
         change = Change(after.leaf, before, after)
         listed = claims.get((place, before.root, after.root), [])
+        if not listed and (place, before.root, after.root) in history.restricted:
+            moved = held_by_change(held, place, before.root, after.root)
+            back = None if moved is None else move_back(now, moved, after.points - before.points)
+            if back is None or root_of_leaves(back).hex() != before.root:
+                return Result.FAIL, f"{name_of(place)} changed at leaf {change.leaf} by a hold that does not explain it"
+            now = back
+            continue
         finding = _weigh(history, place, change, listed)
         if finding:
             return finding
@@ -82,6 +95,27 @@ def account_for(history: History, claims: Claims, place: Slice, now: Sequence[by
             return Result.FAIL, f"{name_of(place)} before leaf {change.leaf} {what}"
         now = whole
     return None
+
+
+def held_by_change(
+    held: Sequence[Restriction], place: Slice, before: str, after: str
+) -> tuple[tuple[int, bytes], ...] | None:
+    """Return rank and commitment of the points that a hold moved in a slice; None when the ledger does not say."""
+    for restriction in held:
+        for where, was, became, stood in (*restriction.taken, *restriction.returned):
+            if (where, was, became) == (place, before, after):
+                return stood
+    return None
+
+
+def move_back(now: Sequence[bytes], moved: Sequence[tuple[int, bytes]], grown: int) -> list[bytes] | None:
+    """Return a slice as it was before a hold took points out or, where it has `grown`, returned them."""
+    if grown <= 0:
+        return put_back(now, moved) if len(moved) == -grown else None
+    at = dict(moved)
+    if len(at) != grown or any(rank >= len(now) or now[rank] != commitment for rank, commitment in moved):
+        return None
+    return [commitment for rank, commitment in enumerate(now) if rank not in at]
 
 
 def put_back(now: Sequence[bytes], places: Sequence[tuple[int, bytes]]) -> list[bytes] | None:

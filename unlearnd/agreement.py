@@ -90,10 +90,15 @@ def _checkpoints(moment: Moment, history: History) -> Iterator[str]:
 
 
 def _requests(moment: Moment, history: History) -> Iterator[str]:
-    rows = {request.id: (request.leaf, request.erasure_id) for request in moment.requests}
+    begun = {request.id: request.erasure_id for request in moment.requests}
+    rows = {entry.id: (entry.leaf, begun.get(entry.id, "")) for entry in moment.entries}
     for request in sorted(rows.keys() | history.requests.keys()):
         if rows.get(request) != history.requests.get(request):
             yield f"request {request} is not the same in the ledger and in the log"
+    closed = {entry.id for entry in moment.entries if entry.state in ("refused", "withdrawn", "duplicate")}
+    for request in sorted(closed ^ (history.refused & rows.keys())):
+        where = "the ledger" if request in closed else "the log"
+        yield f"request {request} is closed without an erasure only in {where}"
     entries = {entry.request_id: (entry.leaf, entry.detail) for entry in moment.receipts}
     logged = {request: (leaf, said.detail_digest) for request, (leaf, said) in history.receipts.items()}
     for request in sorted(entries.keys() | logged.keys()):

@@ -309,7 +309,7 @@ class _Audit:
         newest = max(self.moment.heads, default=0)
         unsigned = self.log.size - newest
         tail = f" ({unsigned} after it are not signed yet)" if unsigned else ""
-        waiting = f"; {len(self.history.open)} open and not overdue" if self.history.open else ""
+        waiting = f"; {len(self.history.waiting)} open and not overdue" if self.history.waiting else ""
         return (
             f"all leaves hash to the tree head of size {newest}{tail}, {len(self.history.requests)} requests have "
             f"{len(self.history.receipts)} receipts{waiting}, and the ledger says the same"
@@ -382,7 +382,7 @@ class _Audit:
             now = self.data.committed[place]
             if isinstance(now, str):
                 found.wrong.append(f"the rows of {name_of(place)} cannot be compared: {now}")
-            elif finding := account_for(history, self.claims, place, now):
+            elif finding := account_for(history, self.claims, place, now, self.moment.restrictions):
                 (found.wrong if finding[0] is Result.FAIL else found.unknown).append(finding[1])
         erased = sum(len(d.erased) for d in self.details.values() if not isinstance(d, str))
         return f"{erased} erased points, put back in memory, give every root that {len(history.slices)} slices ever had"
@@ -407,7 +407,9 @@ class _Audit:
                 if slice_ < len(chain) and recipe == chain[slice_]:
                     if built is not None and (built.parent, built.slice_root) != (chain[slice_ - 1], roots[slice_ - 1]):
                         found.wrong.append(f"{where} was logged with another state or slice root before it than it has")
-                elif is_changing(self.history, self.claims, dataset, shard):
+                elif is_changing(self.history, self.claims, dataset, shard) or any(
+                    (dataset, shard) in restriction.unsettled for restriction in self.moment.restrictions
+                ):
                     found.unknown.append(
                         f"{where} is to be destroyed by an erasure that has not ended, try again later"
                     )

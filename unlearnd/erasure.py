@@ -25,28 +25,32 @@ from unlearnd.checkpoints import destroy_all_but, standings
 from unlearnd.digests import Digest, digest_of_json
 from unlearnd.errors import BusyError
 from unlearnd.ingest import destroy_leftovers
-from unlearnd.keys import draw_id, draw_nonce
+from unlearnd.keys import draw_id
 from unlearnd.leases import Clock, hold
-from unlearnd.ledger import Ledger, erasures, models, points
+from unlearnd.ledger import Ledger, dockets, erasures, models, points
 from unlearnd.ledger.connection import stamp
+from unlearnd.ledger.dockets import Entry
 from unlearnd.ledger.erasures import Erasure, Marking, Request
 from unlearnd.ledger.leases import build_lease, data_lease, ingest_lease
+from unlearnd.ledger.log import append
 from unlearnd.ledger.points import Holding, Segment
 from unlearnd.packing import Positions, pack, unpack
-from unlearnd.slices import commitments, read_segment, rewrite_dropped, root_of_commitments
+from unlearnd.policy import DEFAULT, Policy, load_policy
+from unlearnd.receipts import Detail
+from unlearnd.requests import OPEN, Asked, advance, complete, draft, enter_drafts, note_retry
+from unlearnd.slices import commitments, out_of_use, read_segment, rewrite_dropped, root_of_commitments
 from unlearnd.statements import (
     ErasureStatement,
     checkpoints_destroyed,
-    commit_to_user,
+    erasure_begun,
     erasure_done,
     live_set,
     replay_class,
-    request_received,
     slices_sealed,
 )
 from unlearnd.steps import Step, reached
 from unlearnd.storage import Kept, Storage, Version
-from unlearnd.translog import Translog, issue_receipts, keep_detail
+from unlearnd.translog import Translog, issue_receipts, keep_detail, keep_details
 
 Target = bytes | tuple[str, int]
 """A user by handle, or a point by dataset and position."""
@@ -161,26 +165,51 @@ def record_requests(
     now: datetime,
     alive: Iterable[bytes] = (),
     named: Mapping[Target, str] | None = None,
+    policy: Policy | None = None,
+    actor: str = "operator",
 ) -> str | None:
-    """Step 1: write down what was asked; return the erasure's id, or None when another process came first.
+    """Step 1: write down what was asked, received and decided at once; return the erasure's id.
 
     `alive` are the users among them that had data when it was decided to ask; `named` has the user ids that
-    receipts are to commit to. An id goes no further than the commitment.
+    receipts are to commit to. An id goes no further than the commitment. A target whose request is open already is
+    not asked about again: that request is carried out. Return None when another process came first.
     """
+    erasure_id, rules = draw_id(), policy or load_policy(DEFAULT)
+    asked = {target: Asked(target, (named or {}).get(target), requester="operator") for target in targets}
+    drafts = {target: draft(one, rules, now) for target, one in asked.items()}
+    at = stamp(now)
+    with ledger.write() as connection:
+        handles = [target for target in targets if isinstance(target, bytes)]
+        waiting: dict[Target, Entry] = dict(dockets.open_by_handles(connection, handles).items())
+        waiting |= {t: e for t, e in dockets.open_of_others(connection).items() if t in drafts}
+        if any(entry.state not in OPEN for entry in waiting.values()) or erasures.overtaken(connection, set(alive)):
+            return None
+        path = ("verify", "approve", "execute")
+        fresh = [drafts[target] for target in targets if target not in waiting]
+        # As they are here, nonce and all: the entry loses it, the request being carried out has it.
+        entered = enter_drafts(connection, fresh, rules, path, actor, at, erasure_id) if fresh else []
+        by_target = {entry.target: entry for entry in entered}
+        advance(connection, list(waiting.values()), ("verify", "approve", "execute"), now, actor)
+        append(connection, erasure_begun(erasure_id, [entry.id for entry in waiting.values()], at))
+        erasures.begin(connection, erasure_id, [by_target.get(t) or waiting[t] for t in targets], now)
+    return _recorded(erasure_id)
+
+
+def begin_erasure(ledger: Ledger, request_ids: Sequence[str], now: datetime, actor: str) -> str | None:
+    """Step 1 for requests that were approved: from here there is no way back. None when one no longer is."""
     erasure_id = draw_id()
-    requests = []
-    for target in targets:
-        user = (named or {}).get(target)
-        nonce = draw_nonce() if user is not None else None
-        commitment = commit_to_user(nonce, user) if nonce is not None and user is not None else None
-        handle, dataset, position = (target, None, None) if isinstance(target, bytes) else (None, *target)
-        requests.append(Request(draw_id(), erasure_id, handle, dataset, position, 0, commitment, nonce, None))
-    leaves = [
-        request_received(request.id, erasure_id, "point" if request.handle is None else "user", stamp(now))
-        for request in requests
-    ]
-    if not erasures.record_erasure(ledger, erasure_id, requests, alive, leaves, now):
-        return None
+    with ledger.write() as connection:
+        found = dockets.by_ids(connection, request_ids)
+        if any(found[request_id].state != "approved" for request_id in request_ids):
+            return None
+        entries = [found[request_id] for request_id in request_ids]
+        advance(connection, entries, ("execute",), now, actor)
+        append(connection, erasure_begun(erasure_id, request_ids, stamp(now)))
+        erasures.begin(connection, erasure_id, entries, now)
+    return _recorded(erasure_id)
+
+
+def _recorded(erasure_id: str) -> str:
     reached(Step.ERASE_RECORDED)
     return erasure_id
 
@@ -193,6 +222,7 @@ def carry_out(translog: Translog, plugins: Mapping[str, str], erasure_id: str, c
         erasure = erasures.erasure_by_id(ledger, erasure_id)
         if erasure.influence_removed_at is not None:
             return
+        note_retry(ledger, [request.id for request in erasures.requests_of(ledger, erasure_id)], clock())
         if erasure.marked_at is None:
             _mark(ledger, storage, erasure, clock)
             erasure = erasures.erasure_by_id(ledger, erasure_id)
@@ -218,19 +248,30 @@ def carry_out(translog: Translog, plugins: Mapping[str, str], erasure_id: str, c
 
 def outcome_of(ledger: Ledger, request: Request) -> Outcome:
     """Return what came of a request that was carried out."""
-    erasure = erasures.erasure_by_id(ledger, request.erasure_id)
+    return outcomes_of(ledger, [request])[0]
+
+
+def outcomes_of(ledger: Ledger, requests: Sequence[Request]) -> list[Outcome]:
+    """Return what came of requests that were carried out, in their order."""
+    done = {one: erasures.erasure_by_id(ledger, one) for one in {request.erasure_id for request in requests}}
+    with ledger.read() as connection:
+        entries = dockets.by_ids(connection, [request.id for request in requests])
+    return [_outcome(request, entries[request.id], done[request.erasure_id]) for request in requests]
+
+
+def _outcome(request: Request, entry: Entry, erasure: Erasure) -> Outcome:
     stored = request.outcome or {}
     return Outcome(
         request=request.id,
         erasure=erasure.id,
-        asked="user" if request.handle is not None else "point",
+        asked=entry.asked,
         found=stored["points"] > 0,
         points=stored["points"],
         erased_root=stored["erased_root"],
         slices=tuple(Touched(**touched) for touched in stored["slices"]),
         checkpoints=tuple(Destroyed(**destroyed) for destroyed in stored["checkpoints"]),
-        kept=tuple(Kept(*entry) for entry in stored.get("kept", ())),
-        received_at=erasure.received_at,
+        kept=tuple(Kept(*one) for one in stored.get("kept", ())),
+        received_at=entry.received_at,
         influence_removed_at=erasure.influence_removed_at,
         rebuilt_at=erasure.rebuilt_at,
     )
@@ -262,7 +303,12 @@ def _conclude(translog: Translog, plugins: Mapping[str, str], erasure_id: str, n
     versions = erasures.versions_of(ledger, erasure_id)
     outcomes: dict[str, dict[str, Any]] = {}
     receipts: dict[str, tuple[bytes, Digest]] = {}
-    for request in erasures.requests_of(ledger, erasure_id):
+    details: list[Detail] = []
+    requests = erasures.requests_of(ledger, erasure_id)
+    with ledger.read() as connection:
+        entries = dockets.by_ids(connection, [request.id for request in requests])
+    accounts = {model.name: _Account(ledger, model, names[model.dataset_id]) for model in concerned}
+    for request in requests:
         assert request.outcome is not None
         erased = request.outcome["erased"]
         slices = request.outcome["slices"]
@@ -280,9 +326,11 @@ def _conclude(translog: Translog, plugins: Mapping[str, str], erasure_id: str, n
                 store_id=translog.store_id,
                 request_id=request.id,
                 erasure_id=erasure_id,
-                asked="point" if request.handle is None else "user",
+                asked=entries[request.id].asked,
                 request_leaf=request.leaf,
-                received_at=erasure.received_at,
+                received_at=entries[request.id].received_at,
+                due_at=entries[request.id].due_at,
+                policy=(entries[request.id].policy, entries[request.id].policy_digest),
                 influence_removed_at=stamp(now),
                 user_commitment=request.commitment,
                 erased=erased,
@@ -291,39 +339,42 @@ def _conclude(translog: Translog, plugins: Mapping[str, str], erasure_id: str, n
                     for e in slices
                 ],
                 destroyed=[(c["model"], c["shard"], c["slice"], c["recipe"], c["file"], c["tensors"]) for c in seen],
-                serving=[entry for model in mine for entry in _serving(ledger, model)],
-                models=[_model_entry(ledger, model, names[model.dataset_id], lost) for model in mine],
+                serving=[entry for model in mine for entry in accounts[model.name].serving],
+                models=[accounts[model.name].entry(lost) for model in mine],
                 plugins=plugins,
                 version=translog.software,
                 gone=[(one.name, one.version) for one in objects if one.destroyed_at],
                 kept=[(one.name, one.version, one.kept) for one in objects if one.kept],
             )
         )
-        keep_detail(translog, detail)
+        details.append(detail)
         receipts[request.id] = (payload, detail.digest)
+    keep_details(translog, details)
     leaves = live_sets(translog, concerned, now)
-    erasures.influence_removed(ledger, erasure_id, outcomes, leaves, receipts, now)
+    erasures.influence_removed(ledger, erasure_id, outcomes, leaves, receipts, now, complete)
 
 
-def _serving(ledger: Ledger, model: models.Model) -> list[tuple[str, int, int, str]]:
-    return [
-        (model.name, s.shard, s.prefix, s.checkpoint.recipe if s.checkpoint else "") for s in standings(ledger, model)
-    ]
+class _Account:
+    """What receipts say about a model, worked out once for all of them."""
 
+    def __init__(self, ledger: Ledger, model: models.Model, dataset: str) -> None:
+        counts = points.counts_of(ledger, model.dataset_id)
+        found = standings(ledger, model)
+        self.serving = [(model.name, s.shard, s.prefix, s.checkpoint.recipe if s.checkpoint else "") for s in found]
+        self._dataset, self._name = dataset, model.name
+        self._spec, self._replay = digest_of_json(model.spec.as_json()), replay_class(model.deterministic)
+        self._costs = {
+            s.shard: tuple(
+                cost_of(model.spec, model.sliceable, counts, s.shard, s.slices, prefix) for prefix in (0, s.prefix)
+            )
+            for s in found
+        }
 
-def _model_entry(
-    ledger: Ledger, model: models.Model, dataset: str, lost: set[tuple[str, int]]
-) -> tuple[str, str, str, str, int, int]:
-    """Return what a receipt says about a model: how much the shards that lost points must train again."""
-    counts = points.counts_of(ledger, model.dataset_id)
-    retrain = scratch = 0
-    for standing in standings(ledger, model):
-        whole = cost_of(model.spec, model.sliceable, counts, standing.shard, standing.slices, 0)
-        scratch += whole
-        if (dataset, standing.shard) in lost:
-            retrain += cost_of(model.spec, model.sliceable, counts, standing.shard, standing.slices, standing.prefix)
-    spec = digest_of_json(model.spec.as_json())
-    return model.name, dataset, spec, replay_class(model.deterministic), retrain, scratch
+    def entry(self, lost: set[tuple[str, int]]) -> tuple[str, str, str, str, int, int]:
+        """Return how much the shards that lost points must train again, and what all of them would take."""
+        scratch = sum(whole for whole, _ in self._costs.values())
+        retrain = sum(rest for shard, (_, rest) in self._costs.items() if (self._dataset, shard) in lost)
+        return self._name, self._dataset, self._spec, self._replay, retrain, scratch
 
 
 def _doomed(ledger: Ledger, targets: Sequence[Target]) -> dict[Target, list[tuple[Holding, Positions]]]:
@@ -418,7 +469,7 @@ def _marking(
         for segment in points.segments_of(ledger, dataset_id, shard, slice_):
             rows = read_segment(storage, segment)
             out = np.isin(rows.position, going)
-            live = ~np.isin(rows.position, unpack(segment.dropped))
+            live = ~np.isin(rows.position, out_of_use(segment))
             lost = rows.keep(out & live)
             ranks = (ahead + np.flatnonzero(out[live])).tolist()
             ahead += int(live.sum())
@@ -458,7 +509,7 @@ def _marking(
 
 def _drop(segment: Segment, positions: Positions) -> tuple[int, bytes, int]:
     together = np.union1d(unpack(segment.dropped), positions)
-    return segment.id, pack(together), segment.rows - len(together)
+    return segment.id, pack(together), segment.rows - len(np.union1d(together, unpack(segment.held)))
 
 
 def _destroy_tainted(

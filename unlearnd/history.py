@@ -11,7 +11,7 @@ from typing import Any
 
 from unlearnd.errors import FormatError
 from unlearnd.verify.receipts import Erasure, read_erasure
-from unlearnd.verify.statements import Fields, is_count, is_digest, is_digest_or_empty, read_statement
+from unlearnd.verify.statements import Fields, is_count, is_digest, is_digest_or_empty, is_text, read_statement
 
 Slice = tuple[str, int, int]
 """Dataset, shard, slice."""
@@ -71,6 +71,14 @@ class Change:
     after: Root
 
 
+@dataclass(frozen=True)
+class Restricted:
+    """A hold that changed a slice: points taken out of training, or returned."""
+
+    request: str
+    points: int
+
+
 @dataclass
 class History:
     """What all leaves add up to."""
@@ -88,17 +96,24 @@ class History:
     live_sets: dict[str, LiveSet] = field(default_factory=dict)
     """The newest of each model."""
     requests: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Leaf and erasure by request."""
+    """Leaf and erasure by request; no erasure while it waits."""
     receipts: dict[str, tuple[int, Erasure]] = field(default_factory=dict)
     """Leaf and statement by request."""
     refused: set[str] = field(default_factory=set)
     """Requests that were closed without an erasure."""
+    restricted: dict[tuple[Slice, str, str], list[Restricted]] = field(default_factory=dict)
+    """What holds changed, by slice, root before and root after."""
     problems: list[str] = field(default_factory=list)
 
     @property
-    def open(self) -> list[str]:
+    def waiting(self) -> list[str]:
         """Requests that have neither a receipt nor a refusal."""
         return [request for request in self.requests if request not in self.receipts and request not in self.refused]
+
+    @property
+    def open(self) -> list[str]:
+        """Those of them that are being carried out."""
+        return [request for request in self.waiting if self.requests[request][1]]
 
     def newest_root(self, place: Slice) -> Root | None:
         """Return the root a slice has now, None where it has none."""
@@ -186,7 +201,21 @@ def _live_set(history: History, index: int, fields: Fields) -> None:
 
 
 def _request(history: History, index: int, fields: Fields) -> None:
-    history.requests.setdefault(fields.text("requestId"), (index, fields.text("erasureId")))
+    history.requests.setdefault(fields.text("requestId"), (index, fields.text_or_empty("erasureId")))
+
+
+def _begun(history: History, index: int, fields: Fields) -> None:
+    for request in fields.texts("requests"):
+        if request in history.requests:
+            history.requests[request] = (history.requests[request][0], fields.text("erasureId"))
+
+
+def _restricted(history: History, index: int, fields: Fields) -> None:
+    kinds = (is_text, is_count, is_count, is_count, is_digest_or_empty, is_digest_or_empty)
+    for dataset, shard, slice_, points, before, after in fields.rows("slices", *kinds):
+        if before:
+            move = Restricted(fields.text("requestId"), points)
+            history.restricted.setdefault(((dataset, shard, slice_), before, after), []).append(move)
 
 
 def _refused(history: History, index: int, fields: Fields) -> None:
@@ -201,5 +230,8 @@ _KINDS = {
     "destroyed": _destroyed,
     "liveset": _live_set,
     "request": _request,
+    "begun": _begun,
     "refused": _refused,
+    "restricted": _restricted,
+    "returned": _restricted,
 }

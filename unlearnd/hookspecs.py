@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import pluggy
 
 if TYPE_CHECKING:
+    from datetime import date
     from pathlib import Path
 
     import numpy as np
@@ -232,6 +233,55 @@ class PriorPlacement(Protocol):
     def rule(self, layout: Mapping[str, Any]) -> PlacementRule:
         """Return the rule of a frozen layout. It is always given groups."""
         ...
+
+
+@dataclass(frozen=True)
+class Petition:
+    """A request that is about to be carried out, as plugins see it."""
+
+    request: str
+    """Its id; empty where it is received and carried out in one step."""
+    asked: str
+    """`user`, `point`, `dataset` or `model`."""
+    handle: str
+    """The user's keyed handle in hexadecimal; empty where no user is meant. The user id is in no store."""
+    name: str
+    """The dataset or model that is meant; empty for a user."""
+    policy: str
+    ground: str
+
+
+@dataclass(frozen=True)
+class Veto:
+    """Why a request must not be carried out yet."""
+
+    number: int
+    """Which of the petitions, from 0."""
+    basis: str
+    """One of the policy's exemptions."""
+    until: date | None = None
+    """When to look again; None for the last day that the policy allows."""
+
+
+@hookspec
+def erasure_requested(petitions: Sequence[Petition], folder: Path, today: date) -> Sequence[Veto] | None:
+    """Say which requests must not be carried out yet: a legal hold, an exemption.
+
+    Called before requests pass the point of no return, once for all that are carried out together, last registered
+    plugin first; `folder` is the store's, `today` the day by its clock. Every veto that any plugin returns puts its
+    request on hold with the plugin as approver; None and an empty list veto nothing. Raising is a `PluginError`, and
+    nothing is carried out.
+    """
+
+
+@hookspec
+def recipient_told(recipient: str, model: str, erasure: str, receipts: Sequence[str]) -> str | None:
+    """Tell somebody who was given a model that people were erased from it, by mail or a call to their service.
+
+    Called once per recipient and erasure by `unlearnd recipients tell`, last registered plugin first, until one
+    returns an outcome: `sent`, `acknowledged`, `impossible` or `disproportionate`. None leaves it to the next. Raising
+    is recorded as `failed`, and it is tried again the next time.
+    """
 
 
 @hookspec

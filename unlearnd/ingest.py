@@ -29,7 +29,7 @@ from unlearnd.hookspecs import PlacementRule, PriorPlacement
 from unlearnd.keys import HANDLE_BYTES, Keys, draw_id, draw_user_keys
 from unlearnd.layouts import Risk
 from unlearnd.leases import Clock, hold
-from unlearnd.ledger import Ledger, models, points
+from unlearnd.ledger import Ledger, dockets, models, points
 from unlearnd.ledger.connection import stamp
 from unlearnd.ledger.leases import ingest_lease
 from unlearnd.ledger.points import Dataset, Generation, Ingest, NewSegment, Users
@@ -79,6 +79,8 @@ class Added:
     """The position of the first point added."""
     slices: tuple[int, int]
     """The first and last slice that took points."""
+    left_out: int = 0
+    """Rows of users who were erased for good, or are on hold: not taken in."""
 
 
 def check_name(kind: str, name: str) -> None:
@@ -102,10 +104,12 @@ def ingest(
     folder: Path | None = None,
     slices_asked: bool = False,
     on_progress: Callable[[int], None] = lambda rows: None,
+    readmit: bool = False,
 ) -> Added:
     """Add points to the dataset `name`, creating it where it is new: all of them or none.
 
-    What does not fit in memory is put away in `folder` until the end, in files without a name.
+    What does not fit in memory is put away in `folder` until the end, in files without a name. Rows of users who
+    were erased for good or are on hold are left out and counted; with `readmit`, the erased are let in again.
     """
     check_name("dataset", name)
     with hold(ledger, [ingest_lease(name)], clock):
@@ -119,9 +123,11 @@ def ingest(
         reached(Step.INGEST_OPENED)
         try:
             with tempfile.TemporaryFile(dir=folder) as users_file, tempfile.TemporaryFile(dir=folder) as rows_file:
+                kept_out = dockets.kept_out(ledger, erased=not readmit)
                 spool = _Spool(users_file)
                 intake = _Intake(
-                    ledger, storage, keys, name, before, layout, frozen, generation, rule, ingest_id, spool, rows_file
+                    *(ledger, storage, keys, name, before, layout, frozen, generation, rule, ingest_id, spool),
+                    *(rows_file, kept_out),
                 )
                 for batch in batches:
                     intake.take(batch)
@@ -130,6 +136,9 @@ def ingest(
                 after = intake.dataset()
                 reached(Step.INGEST_STAGED)
                 entered = Ingest(ingest_id, before, after, generation, intake.segments)
+                newly = dockets.kept_out(ledger, erased=not readmit) - kept_out
+                if newly and any(handle in newly for some in spool.users() for handle, _ in some.keys):
+                    raise BusyError("a user was erased, or put on hold, while their points were read; ingest again")
                 now = clock()
                 leaves = [_leaf(after, now)] if before is None else []
                 dataset = points.commit_ingest(ledger, entered, spool.users(), leaves, now)
@@ -143,7 +152,13 @@ def ingest(
                 raise StorageError(f"the points cannot be put away in {folder}: {error.strerror}") from error
             raise
         reached(Step.INGEST_COMMITTED)
-    return Added(dataset, intake.position - intake.first, intake.first, (generation.first_slice, generation.last_slice))
+    return Added(
+        dataset,
+        intake.position - intake.first,
+        intake.first,
+        (generation.first_slice, generation.last_slice),
+        intake.left_out,
+    )
 
 
 def destroy_leftovers(ledger: Ledger, storage: Storage, name: str, record: Record | None = None) -> None:
@@ -237,6 +252,12 @@ def _generation(ledger: Ledger, before: Dataset | None, layout: Layout, asked: b
     return Generation(last.number + 1, last.last_slice + 1, layout.slices, False)
 
 
+def _only(column: Column, rows: NDArray[np.bool_]) -> Column:
+    """Return a column of some rows, with no value that none of them has."""
+    used, codes = np.unique(column.codes[rows], return_inverse=True)
+    return Column(tuple(column.values[code] for code in used.tolist()), codes.astype(np.int64))
+
+
 class _Intake:
     """Batches on their way into slices."""
 
@@ -254,7 +275,9 @@ class _Intake:
         ingest_id: str,
         spool: "_Spool",
         file: IO[bytes],
+        kept_out: frozenset[bytes] = frozenset(),
     ) -> None:
+        self._kept_out, self.left_out = kept_out, 0
         self._spool, self._file = spool, file
         self._storage, self._keys, self._layout = storage, keys, layout
         self._name, self._before, self._rule, self._frozen = name, before, rule, frozen
@@ -280,6 +303,11 @@ class _Intake:
         assert batch.user is not None
         assert batch.label is not None
         self._check_like(batch)
+        batch = self._let_in(batch)
+        if not len(batch.x):
+            return
+        assert batch.user is not None
+        assert batch.label is not None
         label = self._label_codes(batch, batch.label)
         group = None if batch.group is None else self._group_codes(batch.group)
         users = [str(value) for value in batch.user.values]
@@ -320,6 +348,23 @@ class _Intake:
         except InputError as error:
             raise InputError(f"{batch.source}, from row {batch.first_row}: {error}") from None
 
+    def _let_in(self, batch: Batch) -> Batch:
+        """Return a batch without the rows of users who are kept out, and without any label only they had."""
+        assert batch.user is not None
+        if not self._kept_out:
+            return batch
+        handles, _ = self._hash([str(value) for value in batch.user.values])
+        width, data = handles.shape[1], handles.tobytes()
+        out = np.array([data[i : i + width] in self._kept_out for i in range(0, len(data), width)], bool)
+        stays = ~out[batch.user.codes]
+        if stays.all():
+            return batch
+        self.left_out += int((~stays).sum())
+        user, label, group = (
+            None if column is None else _only(column, stays) for column in (batch.user, batch.label, batch.group)
+        )
+        return replace(batch, x=batch.x[stays], user=user, label=label, group=group)
+
     def _put_away(self, rows: Rows, place: NDArray[np.int64]) -> None:
         """Write rows to the file, sorted by place, each as one record."""
         order = np.argsort(place, kind="stable")
@@ -354,6 +399,10 @@ class _Intake:
 
     def write_segments(self) -> None:
         """Write every place that has points as one segment, a buffer's worth in one go."""
+        if not self._runs and self.left_out:
+            raise RefusedError(
+                f"nothing was taken in: all {self.left_out:,} rows are of users who were erased for good or are on hold"
+            )
         if not self._runs:
             raise InputError("there is nothing to ingest: the data has no rows")
         self._file.flush()

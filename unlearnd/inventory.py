@@ -20,8 +20,7 @@ from unlearnd.ledger import Ledger
 from unlearnd.ledger.models import Checkpoint
 from unlearnd.ledger.moments import Moment
 from unlearnd.ledger.points import Dataset, Segment
-from unlearnd.packing import unpack
-from unlearnd.slices import Rows, commitments, read_features
+from unlearnd.slices import Rows, commitments, out_of_use, read_features
 from unlearnd.storage import Storage
 
 
@@ -177,7 +176,7 @@ def _read_segment(
         found.rows += len(rows)
         so_far = found.committed.get(place)
         if isinstance(so_far, list):
-            live = rows.keep(~np.isin(rows.position, unpack(segment.dropped)))
+            live = rows.keep(~np.isin(rows.position, out_of_use(segment)))
             so_far.extend(commitments(ledger, dataset, live))
     except DamagedStoreError as error:
         return f"cannot be compared: {error}"

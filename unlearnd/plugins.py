@@ -4,8 +4,9 @@ Every package with an entry point in the group `unlearnd` is a plugin, our own d
 ends with a check for hooks nobody specified: a misspelt hook would otherwise be ignored without a word.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -15,7 +16,17 @@ import pluggy
 
 from unlearnd import hookspecs
 from unlearnd.errors import NotFoundError, PluginError, UnlearndError
-from unlearnd.hookspecs import Aggregator, Backend, Executor, PlacementRule, PriorPlacement, Signer, SignerMaker
+from unlearnd.hookspecs import (
+    Aggregator,
+    Backend,
+    Executor,
+    Petition,
+    PlacementRule,
+    PriorPlacement,
+    Signer,
+    SignerMaker,
+    Veto,
+)
 
 GROUP = "unlearnd"
 T = TypeVar("T")
@@ -41,6 +52,42 @@ class Plugins:
     executors: Mapping[str, Executor]
     aggregators: Mapping[str, Aggregator]
     signers: Mapping[str, SignerMaker]
+    manager: pluggy.PluginManager
+
+    def vetoes(self, petitions: Sequence[Petition], folder: Path, today: date) -> list[tuple[str, Veto]]:
+        """Return what plugins say against carrying these requests out, each with the plugin's name."""
+        found: list[tuple[str, Veto]] = []
+        for said in self.manager.hook.erasure_requested.get_hookimpls()[::-1]:
+            try:
+                both: dict[str, Any] = {"petitions": petitions, "folder": folder, "today": today}
+                given: Any = said.function(*(both[name] for name in said.argnames))
+                listed: list[Any] = list(given or ())
+            except UnlearndError:
+                raise
+            except Exception as error:
+                raise PluginError(
+                    f"plugin '{said.plugin_name}' failed over a request: {_in_one_line(error)}"
+                ) from error
+            for veto in listed:
+                if not isinstance(veto, Veto) or not 0 <= veto.number < len(petitions):
+                    raise PluginError(f"plugin '{said.plugin_name}' vetoes something that was not asked")
+                found.append((said.plugin_name, veto))
+        return found
+
+    def tell(self, recipient: str, model: str, erasure: str, receipts: Sequence[str]) -> tuple[str, str]:
+        """Have a recipient told; return the outcome and by which plugin: `unanswered` where none does it."""
+        given = {"recipient": recipient, "model": model, "erasure": erasure, "receipts": receipts}
+        for said in self.manager.hook.recipient_told.get_hookimpls()[::-1]:
+            try:
+                outcome = said.function(*(given[name] for name in said.argnames))
+            except Exception:
+                # Not the message, which may hold an address.
+                return "failed", said.plugin_name
+            if outcome in ("sent", "acknowledged", "impossible", "disproportionate"):
+                return outcome, said.plugin_name
+            if outcome is not None:
+                raise PluginError(f"plugin '{said.plugin_name}' returns an outcome that there is not")
+        return "unanswered", ""
 
     def backend(self, name: str) -> Backend:
         """Return the backend of that name or raise `NotFoundError`."""
@@ -112,7 +159,8 @@ def gather(entries: list[EntryPoint]) -> Plugins:
         )
         for entry in entries
     )
-    return Plugins(installed, *(shelf.things for shelf in shelves.values()))
+    brought: dict[str, Any] = {f"{kind}s": shelf.things for kind, shelf in shelves.items()}
+    return Plugins(installed, manager=manager, **brought)
 
 
 def _registrar(shelf: _Shelf, owner: str) -> Callable[..., None]:
@@ -166,7 +214,7 @@ def _register(manager: pluggy.PluginManager, entry: EntryPoint) -> None:
 
 
 def _check_spelling(manager: pluggy.PluginManager) -> None:
-    known = sorted(name for name in vars(hookspecs) if name.startswith("register_"))
+    known = sorted(name for name in vars(hookspecs) if name.startswith(("register_", "erasure_", "recipient_")))
     for name, plugin in manager.list_name_plugin():
         for caller in manager.get_hookcallers(plugin) or []:
             if not caller.has_spec():

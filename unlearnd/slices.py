@@ -97,13 +97,20 @@ def _decode(segment: Segment, data: bytes) -> Rows:
     return Rows(columns["x"], columns["label"], columns["position"], columns["owner"], columns.get("group"))
 
 
+def out_of_use(segment: Segment) -> Positions:
+    """Return the positions in a segment that nothing is trained on: erased, or of users on hold."""
+    if not segment.held:
+        return unpack(segment.dropped)
+    return np.union1d(unpack(segment.dropped), unpack(segment.held))
+
+
 def read_live(storage: Storage, segment: Segment) -> Rows:
     """Return the live rows of a segment."""
     return _live(segment, read_segment(storage, segment))
 
 
 def _live(segment: Segment, rows: Rows) -> Rows:
-    return rows.keep(~np.isin(rows.position, unpack(segment.dropped))) if segment.dropped else rows
+    return rows.keep(~np.isin(rows.position, out_of_use(segment))) if segment.dropped or segment.held else rows
 
 
 def features_path(segment: str, key: str) -> str:
@@ -211,7 +218,9 @@ def rewrite_dropped(
     """Write the segments of a shard that hold erased points anew without them, and destroy the old objects."""
     kept = features.kept_features(ledger, dataset.id, shard)
     for segment in points.dropped_segments(ledger, dataset.id, shard):
-        rows = read_live(storage, segment)
+        rows = read_segment(storage, segment)
+        # Who is on hold is not trained on, and stays.
+        rows = rows.keep(~np.isin(rows.position, unpack(segment.dropped)))
         new, carried, folder = None, [], folder_of(dataset.name, shard, segment.slice)
         if len(rows):
             data = encode_segment(rows)

@@ -3,7 +3,6 @@
 import hmac
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from unlearnd.digests import Digest, digest_of_json
@@ -12,8 +11,6 @@ from unlearnd.receipts import Detail, canonical, make_payload, make_payloads, ro
 from unlearnd.recipes import Spec
 
 SOFTWARE = "unlearnd"
-DAYS = 30
-"""How long a request may take where no policy says otherwise."""
 CLAIMS = ("training-data", "checkpoints", "ledger")
 NOT_CLAIMED = ("copies-outside-store", "backups", "other-users-data")
 
@@ -28,6 +25,9 @@ class ErasureStatement:
     asked: str
     request_leaf: int
     received_at: str
+    due_at: str
+    policy: tuple[str, str]
+    """Name and digest; empty for a request older than policies."""
     influence_removed_at: str
     user_commitment: str | None
     erased: Sequence[str]
@@ -51,12 +51,6 @@ class ErasureStatement:
 def origin_of(store_id: str) -> str:
     """Return the name of a store's log."""
     return f"unlearnd.dev/log/{store_id}"
-
-
-def due_after(received_at: str) -> str:
-    """Return when a request received then is due."""
-    received = datetime.strptime(received_at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-    return (received + timedelta(days=DAYS)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def commit_to_user(nonce: bytes, user: str) -> str:
@@ -153,11 +147,64 @@ def live_set(model: str, entries: Sequence[Sequence[Any]], at: str) -> tuple[byt
     return make_payload("liveset", predicate), detail
 
 
-def request_received(request_id: str, erasure_id: str, asked: str, received_at: str) -> bytes:
-    """Return the leaf that says a request came in, and when it is due."""
-    moment = to_the_minute(received_at)
-    predicate = {"requestId": request_id, "erasureId": erasure_id, "kind": asked, "receivedAt": moment}
-    return make_payload("request", {**predicate, "dueAt": due_after(moment)})
+def policy_applied(name: str, digest: str, at: str) -> bytes:
+    """Return the leaf of a policy that is applied from here on: a new one, or one that has changed."""
+    return make_payload("policy", {"policy": name, "digest": digest, "at": to_the_minute(at)})
+
+
+def request_received(
+    request_id: str, erasure_id: str, asked: str, received_at: str, due_at: str, policy_digest: str
+) -> bytes:
+    """Return the leaf that says a request came in, and when it is due; no erasure where it is yet to be decided on."""
+    predicate = {
+        "requestId": request_id,
+        "erasureId": erasure_id,
+        "kind": asked,
+        "receivedAt": to_the_minute(received_at),
+        "dueAt": to_the_minute(due_at),
+        "policy": policy_digest,
+    }
+    return make_payload("request", predicate)
+
+
+def erasure_begun(erasure_id: str, request_ids: Sequence[str], at: str) -> list[bytes]:
+    """Return the leaves that say which requests that waited are carried out together: from here no way back."""
+    predicate = {"erasureId": erasure_id, "at": to_the_minute(at)}
+    return make_payloads("begun", predicate, "requests", list(request_ids))
+
+
+def request_extended(request_id: str, due_at: str, at: str) -> bytes:
+    """Return the leaf that says a request has more time."""
+    return make_payload("extended", {"requestId": request_id, "dueAt": to_the_minute(due_at), "at": to_the_minute(at)})
+
+
+def request_paused(request_id: str, reason: str, until: str, at: str) -> bytes:
+    """Return the leaf that says a clock stands still: until somebody looks again, or, empty, until it goes on."""
+    return make_payload(
+        "paused",
+        {"requestId": request_id, "reason": reason, "until": to_the_minute(until), "at": to_the_minute(at)},
+    )
+
+
+def request_resumed(request_id: str, due_at: str, at: str) -> bytes:
+    """Return the leaf that says a clock goes on, and when the request is due now."""
+    return make_payload("resumed", {"requestId": request_id, "dueAt": to_the_minute(due_at), "at": to_the_minute(at)})
+
+
+def request_closed(request_id: str, reason: str, at: str) -> bytes:
+    """Return the leaf that says a request is closed without an erasure."""
+    return make_payload("refused", {"requestId": request_id, "reason": reason, "at": to_the_minute(at)})
+
+
+def points_restricted(
+    kind: str, request_id: str, slices: Sequence[tuple[str, int, int, int, str, str]], at: str
+) -> list[bytes]:
+    """Return the leaves that say whose hold changed which slices: `restricted` out of training, `returned` into it.
+
+    Entries are (dataset, shard, slice, points, root before, root after); empty text where there was no root.
+    """
+    predicate = {"requestId": request_id, "at": to_the_minute(at)}
+    return make_payloads(kind, predicate, "slices", [list(entry) for entry in slices])
 
 
 def erasure_done(said: ErasureStatement) -> tuple[bytes, Detail]:
@@ -184,12 +231,13 @@ def erasure_done(said: ErasureStatement) -> tuple[bytes, Detail]:
         "requestId": said.request_id,
         "erasureId": said.erasure_id,
         "asked": said.asked,
-        "found": bool(said.erased),
+        "found": bool(said.destroyed if said.asked == "model" else said.erased),
         "request": {
             "leafIndex": said.request_leaf,
             "receivedAt": to_the_minute(said.received_at),
-            "dueAt": due_after(to_the_minute(said.received_at)),
+            "dueAt": to_the_minute(said.due_at),
         },
+        "policy": {"name": said.policy[0], "digest": said.policy[1]} if said.policy[1] else None,
         "influenceRemovedAt": to_the_minute(said.influence_removed_at),
         "userCommitment": said.user_commitment,
         "erased": {"points": len(said.erased), "root": root_of(map(bytes.fromhex, said.erased)).hex()},

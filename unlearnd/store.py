@@ -6,10 +6,11 @@ calls. Only the surfaces read the clock; a store is given one when it is opened.
 
 import base64
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unlearnd import __version__
+from unlearnd import __version__, requests
 from unlearnd.bases import FOLDER as BASES
 from unlearnd.bases import destroy_unnamed, take_offer
 from unlearnd.build import BuildPlan, Report, Watch, build, build_task, check_start, discard_damaged, plan_build
@@ -31,14 +32,17 @@ from unlearnd.config import (
     read_config,
     write_config,
 )
+from unlearnd.default_plugins.exemptions import read_exemptions, write_exemptions
 from unlearnd.dossier import summary_page
 from unlearnd.erasure import (
     ErasurePlan,
     Outcome,
     Target,
+    begin_erasure,
     carry_out,
     live_sets,
     outcome_of,
+    outcomes_of,
     plan_erasure,
     record_requests,
 )
@@ -46,11 +50,14 @@ from unlearnd.errors import InputError, NotFoundError, RefusedError, StorageErro
 from unlearnd.features import Sight
 from unlearnd.hookspecs import FeatureBackend, PriorPlacement, Task
 from unlearnd.ingest import Added, Layout, check_layout, check_name, ingest
+from unlearnd.intake import RowResult, receive_rows
 from unlearnd.keys import create_keys, discard_keys, draw_id, draw_seed, open_keys, public_pem
 from unlearnd.layouts import FrozenLayout, Risk, Risks, as_risks, risks_of
 from unlearnd.leases import Clock, hold
-from unlearnd.ledger import Ledger, erasures, log, models, points
+from unlearnd.ledger import Ledger, dockets, erasures, log, models, points
 from unlearnd.ledger.connection import stamp
+from unlearnd.ledger.dockets import Entry, Transition
+from unlearnd.ledger.erasures import Request
 from unlearnd.ledger.leases import ingest_lease
 from unlearnd.ledger.log import ReceiptEntry, SigningKey
 from unlearnd.ledger.migrate import migrate
@@ -59,9 +66,12 @@ from unlearnd.ledger.points import Dataset
 from unlearnd.packing import unpack
 from unlearnd.planner import Question
 from unlearnd.plugins import load_plugins
-from unlearnd.policy import DEFAULT, Policy, load_policy
+from unlearnd.policy import DEFAULT, Policy, codes, load_policy
+from unlearnd.rebuild import rebuild_is_due
 from unlearnd.receipts import OPENING_TYPE, canonical
 from unlearnd.recipes import SCHEDULES, Spec, check_schedule, recipes
+from unlearnd.requests import Asked, Deadline, petition_of
+from unlearnd.restriction import settle
 from unlearnd.serving import Answers, Evaluation, ServedModel, join_evaluations
 from unlearnd.sources import Batch, Data, read_batches
 from unlearnd.statements import model_declared, models_rebuilt
@@ -122,6 +132,8 @@ class Erased:
     builds: tuple[Build, ...]
     again: frozenset[str]
     """The requests among the outcomes that had been carried out before."""
+    held: tuple[str, ...]
+    """Requests that were not carried out, because they are on hold."""
     openings: Mapping[str, "Opening"]
     """By request: what proves to whom a receipt belongs. For that user alone; the store keeps none of it."""
 
@@ -156,6 +168,12 @@ class Status:
     """Erasures that were recorded and not carried out to the end."""
     to_rebuild: int
     """Erasures after which models have not been rebuilt yet."""
+    policy: str
+    """The policy of requests that name none."""
+    requests: Mapping[str, int]
+    """Open requests by state."""
+    next_due: str | None
+    """When the first answer is due; None when none is owed."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +200,8 @@ class ModelStatus:
     prefixes: tuple[int, ...]
     samples_missing: int
     samples_from_scratch: int
+    degraded: int
+    """Constituents that answer from less than all their slices, or abstain."""
 
 
 class Store:
@@ -301,12 +321,14 @@ class Store:
         risk: Risks | None = None,
         policy: str | None = None,
         classes: Sequence[int | str] | int | None = None,
+        readmit: bool = False,
         on_progress: Any = lambda rows: None,
     ) -> Added:
         """Add points: all of them or none. The first call fixes the dataset's layout.
 
         Points given before anything is trained fill the same slices. Once a model has been built, they go to
-        `slices` new ones (one, unless said otherwise) at the end of each shard.
+        `slices` new ones (one, unless said otherwise) at the end of each shard. Rows of users who were erased for
+        good or are on hold are left out; `readmit` lets the erased in again.
 
         A placement by risk is laid out by `risk`, which has for each group a probability, or a probability and the
         group's share of the points; else by the erasure probabilities of `policy`, or of the store's own.
@@ -336,6 +358,7 @@ class Store:
             self.folder,
             slices is not None,
             on_progress,
+            readmit,
         )
         sign_head(self.translog)
         return added
@@ -534,7 +557,8 @@ class Store:
         users: Iterable[str | int] = (),
         *,
         points: Iterable[str] = (),
-        build: bool = True,
+        policy: str | None = None,
+        build: bool | None = None,
         executor: str | None = None,
         workers: int | None = None,
         device: str | None = None,
@@ -543,49 +567,264 @@ class Store:
     ) -> Erased:
         """Erase users, or single points given as `dataset:position`, from every dataset and model.
 
-        When this returns, nothing made from them is left; with `build`, every model is at full strength
-        again. A user without data gets an outcome that says so; one erased before, the outcome of then.
-        `hand_out` gets the openings as soon as requests are recorded: whatever fails later, they are not lost.
+        When this returns, nothing made from them is left. `build` says whether models are brought to full strength
+        again at once; by default the policy does. A user without data gets an outcome that says so; one erased before,
+        the outcome of then; one whose request is on hold, none. `hand_out` gets the openings as soon as requests are
+        recorded: whatever fails later, they are not lost.
         """
         given = [_user(user) for user in ([users] if isinstance(users, str | int) else users)]
         targets = self._targets(given, points)
         named: dict[Target, str] = dict(zip(self.keys.handles(given), given, strict=True))
+        rules = self.policy(policy)
         how = self._how(executor, workers, device)
-        if build and device is not None:
+        if build is not False and device is not None:
             for backend in {model.spec.backend for model in models.models(self.ledger)}:
                 self.plugins.backend(backend).environment(device)
         # What cannot be signed is not begun: the statement of an erasure must follow it at once.
         check_signers(self.translog)
         openings = self._openings(named)
         hand_out(openings)
-        new, recorded = self._record(targets, named)
+        new, held, recorded = self._record(targets, named, rules)
         if recorded:
             openings |= self._openings(named)
             hand_out(openings)
-            carry_out(self.translog, self._versions(), recorded, self.clock)
-        builds: list[Build] = []
-        if build:
-            try:
-                # Not more than the erasure set back: slices that still take points stay open.
-                builds = [self._build_one(model, how, watch, sealing=False) for model in self._set_back()]
-            except UnlearndError as error:
-                raise type(error)(
-                    f"the erasure is done and nothing made from the data is left, but the rebuild failed: {error}; "
-                    "`unlearnd build` goes on with it"
-                ) from error
-            self._note_rebuilt(builds)
-            sign_head(self.translog)
-        outcomes = self._outcomes(targets)
-        known = [outcome.request for target, outcome in zip(targets, outcomes, strict=True) if target not in new]
-        return Erased(outcomes, tuple(builds), frozenset(known), openings)
+            self._carry_out(recorded)
+        builds = self._rebuild(rules, build, how, watch)
+        done = [target for target in targets if target not in held]
+        outcomes = self._outcomes(done)
+        known = [outcome.request for target, outcome in zip(done, outcomes, strict=True) if target not in new]
+        return Erased(outcomes, tuple(builds), frozenset(known), tuple(held.values()), openings)
 
     def finish_erasures(self) -> int:
         """Carry on with erasures that a killed process left undone; return how many there were."""
+        settle(self.ledger, self.storage, self.clock)
         unfinished = erasures.unfinished_erasures(self.ledger)
         for left in unfinished:
-            carry_out(self.translog, self._versions(), left.id, self.clock)
+            self._carry_out(left.id)
         issue_receipts(self.translog)
         return len(unfinished)
+
+    # The life of requests.
+
+    def receive(
+        self,
+        users: Iterable[str | int] = (),
+        *,
+        points: Iterable[str] = (),
+        policy: str | None = None,
+        received: date | None = None,
+        due: date | None = None,
+        ground: str | None = None,
+        requester: str = "user",
+        identity: str = "",
+        actor: str = "operator",
+        hand_out: Callable[[Mapping[str, Opening]], None] = lambda openings: None,
+    ) -> list[Entry]:
+        """Record requests that came in, without carrying them out; return each as it stands.
+
+        `identity` is a code for how it was checked; there is no place for the proof. A second request about a user
+        whose first is still open is a duplicate of it. `hand_out` gets the openings, which the store keeps only until
+        the request is carried out.
+        """
+        given = [_user(user) for user in ([users] if isinstance(users, str | int) else users)]
+        targets = self._targets(given, points)
+        named: dict[Target, str] = dict(zip(self.keys.handles(given), given, strict=True))
+        asked = [Asked(t, named.get(t), received, due, ground, requester, identity) for t in targets]
+        entries = requests.receive(self.ledger, asked, self.policy(policy), self.clock(), actor)
+        hand_out(self._openings(named))
+        sign_head(self.translog)
+        return entries
+
+    def receive_rows(
+        self,
+        rows: Iterable[Mapping[str, str]],
+        *,
+        source: str,
+        policy: str | None = None,
+        approve: bool = False,
+        actor: str = "operator",
+        on_progress: Callable[[int], None] = lambda count: None,
+    ) -> list[RowResult]:
+        """Record many requests, some in each transaction, every row with a result of its own.
+
+        A row has `user` and may have `received`, `due`, `ground`, `requester` and `identity`. `source` names the whole
+        (a file's digest): given again with the same, rows that were recorded before are not recorded twice.
+        """
+        results = receive_rows(
+            self.ledger, self.keys, rows, source, self.policy(policy), self.clock, actor, approve, on_progress
+        )
+        sign_head(self.translog)
+        return results
+
+    def requests(self, states: Sequence[str] | None = None) -> list[Entry]:
+        """Return all requests, or those in some states, in the order they came in."""
+        return dockets.entries(self.ledger, states)
+
+    def request(self, request_id: str) -> Entry:
+        """Return the one request whose id begins so."""
+        return requests.entry_named(self.ledger, request_id)
+
+    def transitions(self, request_id: str) -> list[Transition]:
+        """Return all that a request went through."""
+        return dockets.transitions_of(self.ledger, self.request(request_id).id)
+
+    def acknowledge(self, request_id: str, *, actor: str = "operator") -> Entry:
+        """Record that the requester was told that the request has come in."""
+        return self._moved(requests.acknowledge(self.ledger, self.request(request_id).id, self.clock(), actor))
+
+    def ask_identity(self, request_id: str, *, actor: str = "operator") -> Entry:
+        """Record that the requester was asked who they are."""
+        return self._moved(requests.ask_identity(self.ledger, self.request(request_id).id, self.clock(), actor))
+
+    def verify_identity(self, request_id: str, how: str, *, actor: str = "operator") -> Entry:
+        """Record how identity was checked, as a code."""
+        return self._moved(requests.verify(self.ledger, self.request(request_id).id, how, self.clock(), actor))
+
+    def approve(self, request_id: str, *, identity: str | None = None, actor: str = "operator") -> Entry:
+        """Decide that a request is to be carried out; `identity` says how that was checked, if it is said only now."""
+        found = self.request(request_id)
+        if identity is not None:
+            requests.verify(self.ledger, found.id, identity, self.clock(), actor)
+        return self._moved(requests.approve(self.ledger, found.id, self.clock(), actor))
+
+    def hold(self, request_id: str, *, basis: str, approver: str, review: date, actor: str = "operator") -> Entry:
+        """Stop a request for a reason that its policy knows; the user's data is restricted until it is released."""
+        now, found = self.clock(), self.request(request_id).id
+        return self._moved(requests.put_on_hold(self.ledger, found, basis, approver, review, now, actor))
+
+    def release(self, request_id: str, *, actor: str = "operator") -> Entry:
+        """Lift a hold: the request goes on where it was, with the time it had left, and the data is in use again."""
+        return self._moved(requests.release(self.ledger, self.request(request_id).id, self.clock(), actor))
+
+    def extend(self, request_id: str, *, reason: str, actor: str = "operator") -> Entry:
+        """Take the one extension that the request's policy knows."""
+        return self._moved(requests.extend(self.ledger, self.request(request_id).id, reason, self.clock(), actor))
+
+    def refuse(self, request_id: str, *, reason: str, actor: str = "operator") -> Entry:
+        """Close a request without an erasure, for a reason that its policy knows."""
+        return self._moved(requests.refuse(self.ledger, self.request(request_id).id, reason, self.clock(), actor))
+
+    def withdraw(self, request_id: str, *, actor: str = "operator") -> Entry:
+        """Close a request because whoever made it no longer wants it."""
+        return self._moved(requests.withdraw(self.ledger, self.request(request_id).id, self.clock(), actor))
+
+    def exempt(self, user: str | int, *, basis: str | None, until: date) -> None:
+        """Put a user on the list of those who must not be erased before a day; without a basis, take them off it."""
+        policy = self.policy()
+        known = codes(policy.exemptions)
+        if basis is not None and basis not in known:
+            raise InputError(f"policy '{policy.id}' knows no exemption '{basis}'; there are: {', '.join(known)}")
+        listed = read_exemptions(self.folder)
+        handle = self.keys.handles([_user(user)])[0].hex()
+        if basis is None:
+            listed.pop(handle, None)
+        else:
+            listed[handle] = (basis, until)
+        write_exemptions(self.folder, listed)
+
+    def deadlines(self, within: timedelta = timedelta(0)) -> list[Deadline]:
+        """Return what is owed within a time from now, or late already: answers, acknowledgements, reviews of holds."""
+        return requests.deadlines(self.ledger, self.clock(), within)
+
+    def run_requests(
+        self,
+        *,
+        within: timedelta | None = None,
+        build: bool | None = None,
+        actor: str = "operator",
+        executor: str | None = None,
+        workers: int | None = None,
+        device: str | None = None,
+        watch: Watch | None = None,
+    ) -> Erased:
+        """Carry out what is approved, together, and rebuild where the store's policy says so.
+
+        `within` leaves out what is due later than that from now. What a plugin vetoes is put on hold instead.
+        """
+        how = self._how(executor, workers, device)
+        check_signers(self.translog)
+        while True:
+            self.finish_erasures()
+            limit = None if within is None else stamp(self.clock() + within)
+            ready = [e for e in dockets.entries(self.ledger, ("approved",)) if limit is None or e.due_at <= limit]
+            held = self._veto(ready)
+            ids = [entry.id for entry in ready if entry.id not in held]
+            if not ids:
+                break
+            begun = begin_erasure(self.ledger, ids, self.clock(), actor)
+            if begun:
+                self._carry_out(begun)
+                break
+        builds = self._rebuild(self.policy(), build, how, watch)
+        done = erasures.requests_by_ids(self.ledger, ids)
+        outcomes = outcomes_of(self.ledger, [done[request_id] for request_id in ids])
+        return Erased(tuple(outcomes), tuple(builds), frozenset(), tuple(held), {})
+
+    def _moved(self, entry: Entry) -> Entry:
+        """Bring training in line with the holds there are now, and sign what the transition logged."""
+        settle(self.ledger, self.storage, self.clock)
+        sign_head(self.translog)
+        return entry
+
+    def _carry_out(self, erasure_id: str) -> None:
+        """Carry out an erasure; what stops it is noted with its requests, which stay where there is no way back."""
+        settle(self.ledger, self.storage, self.clock)
+        try:
+            carry_out(self.translog, self._versions(), erasure_id, self.clock)
+        except UnlearndError as error:
+            with suppress(UnlearndError):
+                ids = [request.id for request in erasures.requests_of(self.ledger, erasure_id)]
+                requests.note_failure(self.ledger, ids, type(error).__name__, self.clock())
+            raise
+
+    def _rebuild(self, policy: Policy, build: bool | None, how: "How", watch: Watch | None) -> list[Build]:
+        """Build what erasures set back: as asked, else when the policy says."""
+        set_back = self._set_back()
+        wanted = set_back if build else []
+        try:
+            if build is None:
+                wanted = [model for model in set_back if self._build_is_due(policy, model)]
+            # Not more than the erasure set back: slices that still take points stay open.
+            builds = [self._build_one(model, how, watch, sealing=False) for model in wanted]
+        except UnlearndError as error:
+            raise type(error)(
+                f"the erasure is done and nothing made from the data is left, but the rebuild failed: {error}; "
+                "`unlearnd build` goes on with it"
+            ) from error
+        if build is not False:
+            self._note_rebuilt(builds)
+            sign_head(self.translog)
+        return builds
+
+    def _build_is_due(self, policy: Policy, model: Model) -> bool:
+        rules = policy.build
+        if rules.when != "accuracy":
+            return rebuild_is_due(self.ledger, rules, model, self.clock())
+        assert rules.held_out is not None
+        assert rules.floor is not None
+        file = rules.held_out.file
+        named = file if "://" in file else str(self.folder / file)
+        try:
+            return self.evaluate(model.name, named, label=rules.held_out.label).top1 < rules.floor
+        except RefusedError:
+            return True  # every constituent abstains
+
+    def _veto(self, entries: Sequence[Entry]) -> list[str]:
+        """Ask plugins about requests that are to be carried out; put on hold what one vetoes; return those."""
+        petitions = [petition_of(entry, entry.target, self.policy()) for entry in entries]
+        held: list[str] = []
+        for plugin, veto in self.plugins.vetoes(petitions, self.folder, self.clock().date()) if petitions else ():
+            entry = entries[veto.number]
+            if entry.id not in held:
+                last = requests.last_review(self.ledger, entry, self.clock())
+                review = last if veto.until is None else min(veto.until, last)
+                now, by = self.clock(), f"plugin {plugin}"
+                requests.put_on_hold(self.ledger, entry.id, veto.basis, by, review, now, by)
+                held.append(entry.id)
+        if held:
+            settle(self.ledger, self.storage, self.clock)
+            sign_head(self.translog)
+        return held
 
     def where_user(self, user: str | int) -> list[Whereabouts]:
         """Return where a user's points train."""
@@ -715,11 +954,15 @@ class Store:
     def status(self) -> Status:
         """Return how everything stands."""
         data = {dataset.id: dataset for dataset in points.datasets(self.ledger)}
+        waiting = dockets.open_entries(self.ledger)
         return Status(
             datasets=tuple(self._dataset_status(dataset) for dataset in data.values()),
             models=tuple(self._model_status(model, data[model.dataset_id]) for model in models.models(self.ledger)),
             unfinished=len(erasures.unfinished_erasures(self.ledger)),
             to_rebuild=len(erasures.erasures_to_rebuild(self.ledger)),
+            policy=self.config.policy,
+            requests=dict(Counter(entry.state for entry in waiting)),
+            next_due=min((entry.due_at for entry in waiting if entry.paused_at is None), default=None),
         )
 
     def planning_facts(self, model: str) -> Question:
@@ -821,28 +1064,57 @@ class Store:
 
     def _openings(self, named: Mapping[Target, str]) -> dict[str, Opening]:
         """Return the openings of these users' requests that are not carried out yet."""
-        found = erasures.last_requests(self.ledger, [handle for handle in named if isinstance(handle, bytes)], [])
+        handles = [handle for handle in named if isinstance(handle, bytes)]
+        begun = erasures.last_requests(self.ledger, handles, [])
+        with self.ledger.read() as connection:
+            waiting = dockets.open_by_handles(connection, handles)
+        known: list[Request | Entry] = [*begun.values(), *waiting.values()]
         return {
-            request.id: Opening(request.id, named[request.handle], request.nonce)
-            for request in found.values()
-            if request.nonce is not None and request.handle is not None
+            found.id: Opening(found.id, named[found.handle], found.nonce)
+            for found in known
+            if found.nonce is not None and found.handle is not None
         }
 
     def _versions(self) -> dict[str, str]:
         """Return the distributions of installed plugins with their versions, as receipts name them."""
         return {plugin.distribution: plugin.version for plugin in self.plugins.installed}
 
-    def _record(self, targets: Sequence[Target], named: Mapping[Target, str]) -> tuple[list[Target], str | None]:
-        """Record a request for each target that is not erased yet; return those, and the erasure's id if any."""
+    def _record(
+        self, targets: Sequence[Target], named: Mapping[Target, str], policy: Policy
+    ) -> tuple[list[Target], dict[Target, str], str | None]:
+        """Record a request for each target that is not erased yet; return those, those on hold, the erasure's id."""
         while True:
             # What others have begun about the same users is carried to its end first: its outcome is theirs.
             self.finish_erasures()
             new, alive = self._not_erased_yet(targets)
+            held = self._held(new, named, policy)
+            new = [target for target in new if target not in held]
             if not new:
-                return [], None
-            recorded = record_requests(self.ledger, new, self.clock(), alive, named)
+                return [], held, None
+            still = [handle for handle in alive if handle not in held]
+            recorded = record_requests(self.ledger, new, self.clock(), still, named, policy)
             if recorded:
-                return new, recorded
+                return new, held, recorded
+
+    def _held(self, targets: Sequence[Target], named: Mapping[Target, str], policy: Policy) -> dict[Target, str]:
+        """Return those on hold, after asking plugins; one that is vetoed and new is received first, then held."""
+        with self.ledger.read() as connection:
+            handles = [target for target in targets if isinstance(target, bytes)]
+            waiting: dict[Target, Entry] = dict(dockets.open_by_handles(connection, handles).items())
+            waiting |= {t: e for t, e in dockets.open_of_others(connection).items() if t in targets}
+        held = {target: entry.id for target, entry in waiting.items() if entry.state == "on_hold"}
+        free = [target for target in targets if target not in held]
+        petitions = [petition_of(waiting.get(target), target, policy) for target in free]
+        said = self.plugins.vetoes(petitions, self.folder, self.clock().date()) if free else []
+        for number in {veto.number for _, veto in said}:
+            target = free[number]
+            entry = waiting.get(target)
+            if entry is None:
+                asked = Asked(target, named.get(target), requester="operator")
+                (entry,) = requests.receive(self.ledger, [asked], policy, self.clock(), "operator")
+            for request_id in self._veto([entry]):
+                held[target] = request_id
+        return held
 
     def _not_erased_yet(self, targets: Sequence[Target]) -> tuple[list[Target], list[bytes]]:
         """Return the targets there is something to ask about, and the users among them that have data."""
@@ -864,7 +1136,7 @@ class Store:
         handles = [target for target in targets if isinstance(target, bytes)]
         single = [target for target in targets if not isinstance(target, bytes)]
         asked = erasures.last_requests(self.ledger, handles, single)
-        return tuple(outcome_of(self.ledger, asked[target]) for target in targets)
+        return tuple(outcomes_of(self.ledger, [asked[target] for target in targets]))
 
     def _whereabouts(self, place: tuple[int, int, int], positions: Sequence[int]) -> Whereabouts:
         dataset_id, shard, slice_ = place
@@ -891,6 +1163,7 @@ class Store:
             prefixes=tuple(standing.prefix for standing in plan.standings),
             samples_missing=plan.samples,
             samples_from_scratch=plan.from_scratch,
+            degraded=len(plan.missing),
         )
 
 

@@ -7,7 +7,8 @@ get to write is written by the next one.
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -36,6 +37,8 @@ from unlearnd.storage import Storage
 TRUST_TYPE = "application/vnd.unlearnd.trust.v1+json"
 FOLDER = "evidence"
 _TILE = 256
+_RECEIPTS = 500
+_WRITERS = 8
 _WITNESSES = "witnesses.json"
 
 
@@ -117,19 +120,21 @@ def prove_leaf(translog: Translog, index: int) -> str:
 
 def issue_receipts(translog: Translog) -> None:
     """Sign and write every receipt whose statement is in the log and that is not written yet."""
-    for entry in log.receipt_entries(translog.ledger):
-        if entry.key_id is None:
-            key_id = receipt_key_id(signer_at(translog, "receipt", entry.leaf).public)
-            receipt = receipt_bytes(translog, entry)
-            if translog.shelf.exclusive:
-                _create_receipt(translog, entry, receipt)
-                log.receipt_written(translog.ledger, entry.request_id, key_id)
-            else:
+    waiting = log.unwritten_receipts(translog.ledger)
+    for start in range(0, len(waiting), _RECEIPTS):
+        made = _make_receipts(translog, waiting[start : start + _RECEIPTS])
+        if translog.shelf.exclusive:
+            # Side by side, so that they are made durable together; then all are entered in one transaction.
+            with ThreadPoolExecutor(_WRITERS if len(made) > 1 else 1) as pool:
+                list(pool.map(lambda one: _create_receipt(translog, one[0], one[1]), made))
+            log.receipts_written(translog.ledger, [(entry.request_id, key_id) for entry, _, key_id in made])
+        else:
+            for entry, receipt, key_id in made:
                 # Where storage cannot tell which of two writers came first, the ledger's lock does.
                 with log.writing_receipt(translog.ledger, entry.request_id, key_id) as first:
                     if first:
                         _create_receipt(translog, entry, receipt)
-            reached(Step.RECEIPT_ENTERED)
+        reached(Step.RECEIPT_ENTERED)
 
 
 def _create_receipt(translog: Translog, entry: ReceiptEntry, receipt: bytes) -> None:
@@ -147,10 +152,33 @@ def _create_receipt(translog: Translog, entry: ReceiptEntry, receipt: bytes) -> 
 
 def receipt_bytes(translog: Translog, entry: ReceiptEntry) -> bytes:
     """Return a receipt: its statement signed, with a proof under the newest tree head."""
-    payload = log.leaves(translog.ledger, entry.leaf, entry.leaf + 1)[0]
-    signer = signer_at(translog, "receipt", entry.leaf)
-    envelope = seal_envelope(payload, receipt_key_id(signer.public), signer.sign)
-    return make_receipt(envelope, prove_leaf(translog, entry.leaf))
+    return _make_receipts(translog, [entry])[0][1]
+
+
+def _make_receipts(translog: Translog, lot: Sequence[ReceiptEntry]) -> list[tuple[ReceiptEntry, bytes, str]]:
+    """Return receipts with the ids of the keys that signed them."""
+    size, note = sign_head(translog)
+    signers = dict(_receipt_signers(translog, lot))
+    made = []
+    for entry, payload, path in log.receipt_parts(translog.ledger, lot, size):
+        key_id = receipt_key_id(signers[entry].public)
+        envelope = seal_envelope(payload, key_id, signers[entry].sign)
+        made.append((entry, make_receipt(envelope, proof_text(entry.leaf, path, note)), key_id))
+    return made
+
+
+def _receipt_signers(translog: Translog, entries: Sequence[ReceiptEntry]) -> list[tuple[ReceiptEntry, Signer]]:
+    """Return each entry with the signer of the key that counts at its leaf, asked for once per key."""
+    keys = log.signing_keys(translog.ledger, "receipt")
+    found: dict[str, Signer] = {}
+    paired = []
+    for entry in entries:
+        key = next((k for k in keys if k.since <= entry.leaf and (k.until is None or entry.leaf < k.until)), None)
+        name = key.key_id if key is not None else ""
+        if name not in found:
+            found[name] = signer_at(translog, "receipt", entry.leaf)
+        paired.append((entry, found[name]))
+    return paired
 
 
 def receipt_path(request_id: str) -> str:
@@ -166,6 +194,11 @@ def detail_path(digest: str) -> str:
 def keep_detail(translog: Translog, detail: Detail) -> None:
     """Make a detail document durable, before a leaf names it."""
     translog.shelf.write(detail_path(detail.digest), detail.data)
+
+
+def keep_details(translog: Translog, details: Sequence[Detail]) -> None:
+    """Make detail documents durable, before leaves name them."""
+    translog.shelf.write_many((detail_path(detail.digest), [detail.data]) for detail in details)
 
 
 def rotate_key(translog: Translog, role: str, at: str) -> SigningKey:

@@ -30,6 +30,7 @@ MODULES = {
     "policies": "policies",
     "predict": "models",
     "receipt": "evidence",
+    "requests": "requests",
     "status": "status",
     "train": "models",
     "verify": "verify",

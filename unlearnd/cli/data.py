@@ -82,6 +82,7 @@ def init(
 @policy_option
 @risk_option
 @click.option("--classes", metavar="N|A,B,…", help="Declare the labels instead of taking them from the data.")
+@click.option("--readmit", is_flag=True, help="Take in users who were erased; otherwise their rows are left out.")
 @store_option
 def ingest(
     dataset: str,
@@ -97,6 +98,7 @@ def ingest(
     policy: str | None,
     risk: tuple[str, ...],
     classes: str | None,
+    readmit: bool,
     folder: str | None,
     as_json: bool,
 ) -> None:
@@ -119,6 +121,7 @@ def ingest(
             risk=read_risks(risk, policy, own_folder(folder)) if risk else None,
             policy=policy,
             classes=_classes(classes),
+            readmit=readmit,
             on_progress=advance,
         )
     first, last = added.slices
@@ -127,6 +130,7 @@ def ingest(
             {
                 "dataset": dataset,
                 "points": added.points,
+                "left_out": added.left_out,
                 "first": added.first,
                 "shards": added.dataset.shards,
                 "slices": [first, last],
@@ -139,6 +143,11 @@ def ingest(
             f"{f'slices {first} to {last}' if last > first else f'slice {first}'}, "
             f"{len(added.dataset.labels)} classes."
         )
+        if added.left_out:
+            click.echo(
+                f"Left out {counted(added.left_out, 'row')} of users who were erased for good or are on hold; "
+                "--readmit takes in the erased."
+            )
 
 
 @click.command()

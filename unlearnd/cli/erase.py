@@ -9,7 +9,7 @@ import click
 from unlearnd.cli.evidence import write_openings
 from unlearnd.cli.options import building, opened, store_option
 from unlearnd.cli.show import build_json, counted, print_json, print_table, times, trained_sentence, watching
-from unlearnd.errors import InputError, NotFoundError
+from unlearnd.errors import InputError, NotFoundError, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 @click.option("--file", "listing", metavar="F", help="A file of users, one per line; - for standard input.")
 @click.option("--column", metavar="COL", help="The file is a CSV, and this column has the users.")
 @click.option("--point", "points", multiple=True, metavar="ID", help="A single point, as dataset:position; repeat it.")
+@click.option("--policy", metavar="NAME", help="Whose rules count; by default the store's.")
 @click.option("--dry-run", is_flag=True, help="Show what would happen; change nothing.")
 @click.option(
     "--openings", metavar="DIR", help="Write each user's opening there: private files that prove whose a receipt is."
@@ -35,6 +36,7 @@ def erase(
     listing: str | None,
     column: str | None,
     points: tuple[str, ...],
+    policy: str | None,
     dry_run: bool,
     openings: str | None,
     no_build: bool,
@@ -63,24 +65,32 @@ def erase(
             erased = store.erase(
                 everyone,
                 points=points,
-                build=not no_build,
+                policy=policy,
+                build=False if no_build else None,
                 executor=executor,
                 workers=workers,
                 device=device,
                 watch=watch,
                 hand_out=lambda found: _hand_out(openings, found),
             )
-        left = sum(model.samples_missing for model in store.status().models) if no_build else 0
+        waits = no_build or not erased.builds
+        left = sum(model.samples_missing for model in store.status().models) if waits else 0
     if as_json:
         print_json(
             {
                 "outcomes": [{**asdict(o), "again": o.request in erased.again} for o in erased.outcomes],
                 "builds": [build_json(one) for one in erased.builds],
+                "held": list(erased.held),
             }
         )
     else:
-        _print_erased(erased, no_build, left)
+        _print_erased(erased, no_build or bool(left), left)
     erased.check_destroyed()
+    if erased.held:
+        raise RefusedError(
+            f"{counted(len(erased.held), 'request')} on hold and not carried out: {', '.join(erased.held[:3])}; "
+            "`unlearnd requests release` lifts a hold"
+        )
 
 
 def _hand_out(folder: str | None, openings: "Mapping[str, Opening]") -> None:

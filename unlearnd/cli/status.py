@@ -28,11 +28,18 @@ def status(folder: str | None, as_json: bool) -> None:
     )
     if found.models:
         print_table(
-            ("model", "dataset", "backend", "clean prefix of each shard", "to train"),
-            [(m.name, m.dataset, m.backend, _prefixes(m.prefixes, m.slices), m.samples_missing) for m in found.models],
+            ("model", "dataset", "backend", "clean prefix of each shard", "degraded", "to train"),
+            [
+                (m.name, m.dataset, m.backend, _prefixes(m.prefixes, m.slices), m.degraded, m.samples_missing)
+                for m in found.models
+            ],
         )
     else:
         click.echo("No model yet: `unlearnd train MODEL --dataset D --backend NAME` makes one.")
+    if found.requests:
+        states = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in sorted(found.requests.items()))
+        due = f"; the first answer is due {found.next_due}" if found.next_due else ""
+        click.echo(f"Open requests: {states}{due}. Policy: {found.policy}.")
     if found.unfinished:
         click.echo(f"{counted(found.unfinished, 'erasure')} not carried out to the end: run `unlearnd build`.")
     if found.to_rebuild:

@@ -1,8 +1,20 @@
 """What comes in the box, registered through the same hooks as everybody else's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import date
+from pathlib import Path
 
-from unlearnd.hookspecs import Aggregator, Backend, Executor, PlacementRule, PriorPlacement, SignerMaker, hookimpl
+from unlearnd.hookspecs import (
+    Aggregator,
+    Backend,
+    Executor,
+    Petition,
+    PlacementRule,
+    PriorPlacement,
+    SignerMaker,
+    Veto,
+    hookimpl,
+)
 
 
 @hookimpl
@@ -43,3 +55,10 @@ def register_aggregators(register: Callable[[str, Aggregator], None]) -> None:
 
     register("vote", vote)
     register("mean", mean)
+
+
+@hookimpl
+def erasure_requested(petitions: Sequence[Petition], folder: Path, today: date) -> Sequence[Veto]:
+    from unlearnd.default_plugins.exemptions import vetoes
+
+    return vetoes(petitions, folder, today)

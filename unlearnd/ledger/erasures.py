@@ -1,7 +1,7 @@
 """Erasures: requests, their steps, what came of them."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 
 from unlearnd.digests import Digest
 from unlearnd.ledger.connection import Ledger, many, stamp
+from unlearnd.ledger.dockets import Entry
 from unlearnd.ledger.log import append
 from unlearnd.ledger.points import Holding, select_many
 
@@ -81,35 +82,27 @@ _OLDEST_FIRST = "ORDER BY received_at, (SELECT min(leaf) FROM request WHERE eras
 _REQUEST = "SELECT id, erasure_id, handle, dataset, position, leaf, commitment, nonce, outcome FROM request"
 
 
-def record_erasure(
-    ledger: Ledger,
-    erasure_id: str,
-    requests: Sequence[Request],
-    alive: Iterable[bytes],
-    leaves: Sequence[bytes],
-    now: datetime,
-) -> bool:
-    """Record requests to be carried out together, with a leaf for each; `alive` are the users that had data just now.
+def begin(connection: Connection, erasure_id: str, entries: Sequence[Entry], now: datetime) -> None:
+    """Record within a transaction that requests are carried out together from now on."""
+    connection.exec_driver_sql(
+        "INSERT INTO erasure (id, received_at, touched) VALUES (?, ?, '[]')", (erasure_id, stamp(now))
+    )
+    many(
+        connection,
+        "INSERT INTO request (id, erasure_id, number, handle, dataset, position, leaf, commitment, nonce) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (e.id, erasure_id, n, e.handle, e.dataset, e.position, e.leaf, e.commitment, e.nonce)
+            for n, e in enumerate(entries)
+        ],
+    )
+    many(connection, "UPDATE docket SET nonce = NULL WHERE id = ?", [(entry.id,) for entry in entries])
 
-    Record nothing and return False when another process is at one of them, or was since: look again then.
-    """
-    with ledger.write() as connection:
-        if _overtaken(connection, requests, set(alive)):
-            return False
-        first = append(connection, leaves)
-        connection.exec_driver_sql(
-            "INSERT INTO erasure (id, received_at, touched) VALUES (?, ?, '[]')", (erasure_id, stamp(now))
-        )
-        many(
-            connection,
-            "INSERT INTO request (id, erasure_id, number, handle, dataset, position, leaf, commitment, nonce) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [
-                (r.id, erasure_id, n, r.handle, r.dataset, r.position, first + n, r.commitment, r.nonce)
-                for n, r in enumerate(requests)
-            ],
-        )
-    return True
+
+def overtaken(connection: Connection, alive: set[bytes]) -> bool:
+    """Say whether one of the users that had data just now has none any more: another process came first."""
+    keys = select_many(connection, "SELECT handle FROM users WHERE key IS NOT NULL AND handle", alive)
+    return len(alive) > len(list(keys))
 
 
 def erasure_by_id(ledger: Ledger, erasure_id: str) -> Erasure:
@@ -139,6 +132,18 @@ def requests_of(ledger: Ledger, erasure_id: str) -> list[Request]:
     with ledger.read() as connection:
         rows = connection.exec_driver_sql(f"{_REQUEST} WHERE erasure_id = ? ORDER BY number", (erasure_id,))
         return [_request(row) for row in rows]
+
+
+def requests_by_ids(ledger: Ledger, ids: Sequence[str]) -> dict[str, Request]:
+    """Return requests that are, or were, being carried out, by their ids."""
+    found: dict[str, Request] = {}
+    with ledger.read() as connection:
+        for start in range(0, len(ids), 500):
+            some = tuple(ids[start : start + 500])
+            marks = ",".join("?" * len(some))
+            rows = connection.exec_driver_sql(f"{_REQUEST} WHERE id IN ({marks})", some)
+            found |= {request.id: request for request in map(_request, rows)}
+    return found
 
 
 def all_requests(ledger: Ledger) -> list[Request]:
@@ -272,10 +277,12 @@ def influence_removed(
     leaves: Sequence[bytes],
     receipts: Mapping[str, tuple[bytes, Digest]],
     now: datetime,
+    complete: Callable[[Connection, Sequence[str], datetime], None],
 ) -> None:
     """Record that nothing made from the erased points is left: complete outcomes, and each request's statement.
 
     `receipts` has by request the statement and the digest of its detail. The nonces go: they were for the users.
+    `complete` records in the same transaction that the requests are closed.
     """
     with ledger.write() as connection:
         append(connection, leaves)
@@ -294,6 +301,7 @@ def influence_removed(
             "UPDATE erasure SET influence_removed_at = ? WHERE id = ? AND influence_removed_at IS NULL",
             (stamp(now), erasure_id),
         )
+        complete(connection, list(receipts), now)
 
 
 def rebuilt(ledger: Ledger, erasure_ids: Iterable[str], leaves: Sequence[bytes], now: datetime) -> None:
@@ -305,18 +313,6 @@ def rebuilt(ledger: Ledger, erasure_ids: Iterable[str], leaves: Sequence[bytes],
             "UPDATE erasure SET rebuilt_at = ? WHERE id = ? AND rebuilt_at IS NULL",
             [(stamp(now), erasure_id) for erasure_id in erasure_ids],
         )
-
-
-def _overtaken(connection: Connection, requests: Sequence[Request], alive: set[bytes]) -> bool:
-    sql = (
-        "SELECT handle, dataset, position FROM request JOIN erasure ON erasure.id = erasure_id "
-        "WHERE influence_removed_at IS NULL"
-    )
-    pending = {row[0] if row[0] is not None else (row[1], row[2]) for row in connection.exec_driver_sql(sql)}
-    if any((r.handle if r.handle is not None else (r.dataset, r.position)) in pending for r in requests):
-        return True
-    keys = select_many(connection, "SELECT handle FROM users WHERE key IS NOT NULL AND handle", alive)
-    return len(alive) > len(list(keys))
 
 
 def _erasure(row: Any) -> Erasure:

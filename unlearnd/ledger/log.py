@@ -151,10 +151,37 @@ def receipt_entries(ledger: Ledger) -> list[ReceiptEntry]:
         return [ReceiptEntry(**row._mapping) for row in connection.exec_driver_sql(sql)]
 
 
-def receipt_written(ledger: Ledger, request_id: str, key_id: str) -> None:
-    """Record that a receipt is signed and durable."""
+def unwritten_receipts(ledger: Ledger) -> list[ReceiptEntry]:
+    """Return where the statements of receipts are that are not signed and durable yet, in order."""
+    sql = "SELECT request_id, leaf, detail, key_id FROM receipt WHERE key_id IS NULL ORDER BY leaf"
+    with ledger.read() as connection:
+        return [ReceiptEntry(**row._mapping) for row in connection.exec_driver_sql(sql)]
+
+
+def receipt_parts(
+    ledger: Ledger, entries: Sequence[ReceiptEntry], size: int
+) -> list[tuple[ReceiptEntry, bytes, list[bytes]]]:
+    """Return for each receipt its statement and its audit path in the tree of `size` leaves."""
+    sql = "SELECT body FROM leaf WHERE number = ?"
+    with ledger.read() as connection:
+        return [
+            (
+                entry,
+                bytes(connection.exec_driver_sql(sql, (entry.leaf,)).scalar_one()),
+                prove_inclusion(entry.leaf, size, _node(connection)),
+            )
+            for entry in entries
+        ]
+
+
+def receipts_written(ledger: Ledger, written: Sequence[tuple[str, str]]) -> None:
+    """Record which receipts are signed and durable, and by which key: (request, key id)."""
     with ledger.write() as connection:
-        connection.exec_driver_sql("UPDATE receipt SET key_id = ? WHERE request_id = ?", (key_id, request_id))
+        many(
+            connection,
+            "UPDATE receipt SET key_id = ? WHERE request_id = ?",
+            [(key_id, request_id) for request_id, key_id in written],
+        )
 
 
 @contextmanager

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from unlearnd.ledger import log, models, points
+from unlearnd.ledger import dockets, log, models, points, restrictions
 from unlearnd.ledger.connection import Ledger
+from unlearnd.ledger.dockets import Entry
 from unlearnd.ledger.erasures import Request, all_requests
 from unlearnd.ledger.features import Kept, kept_features
 from unlearnd.ledger.log import ReceiptEntry, SigningKey
 from unlearnd.ledger.models import Checkpoint, Model
 from unlearnd.ledger.points import Dataset, Segment
+from unlearnd.ledger.restrictions import Restriction
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,9 @@ class Moment:
     last_slices: Mapping[int, int]
     """By dataset: the number of the last slice."""
     requests: tuple[Request, ...]
+    entries: tuple[Entry, ...]
+    """Every request that ever came in, and how it stands."""
+    restrictions: tuple[Restriction, ...]
     receipts: tuple[ReceiptEntry, ...]
     unfinished: tuple[str, ...]
     """Ingests that were announced and never committed."""
@@ -99,6 +104,8 @@ def look_at(ledger: Ledger) -> Moment:
             checkpoints={name: tuple(models.checkpoints_of(still, model.id)) for name, model in found.items()},
             last_slices={i: points.generations(still, i)[-1].last_slice for i in datasets},
             requests=tuple(all_requests(still)),
+            entries=tuple(dockets.entries(still)),
+            restrictions=tuple(restrictions.all_restrictions(still)),
             receipts=tuple(log.receipt_entries(still)),
             unfinished=tuple(
                 ingest for name in points.datasets_left_over(still) for ingest in points.unfinished_ingests(still, name)
@@ -134,6 +141,8 @@ def _pulse(connection: Connection) -> tuple[object, ...]:
         "SELECT count(*), max(segment_id), max(digest) FROM feature",
         "SELECT count(*), count(key_id) FROM receipt",
         "SELECT count(*), count(committed_at) FROM ingest",
+        "SELECT count(*), sum(moves) FROM docket",
+        "SELECT count(*), count(returned_at), count(cleaned_at) FROM restriction",
         "SELECT count(*), max(holder) FROM lease",
     )
     return tuple(tuple(connection.exec_driver_sql(sql).one()) for sql in asked)

@@ -70,6 +70,8 @@ class Segment:
     rows: int
     dropped: bytes
     live: int
+    held: bytes
+    """Positions of users on hold; often none."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ _DATASET = (
 )
 # A handle met before keeps its key; one that was erased comes back as a new user with a new key.
 _MET_BEFORE = "ON CONFLICT (handle) DO UPDATE SET key = excluded.key, erased_at = NULL WHERE users.key IS NULL"
-_SEGMENT = "SELECT id, dataset_id, shard, slice, first, path, digest, rows, dropped, live FROM segment"
+_SEGMENT = "SELECT id, dataset_id, shard, slice, first, path, digest, rows, dropped, live, held FROM segment"
 
 
 def datasets(ledger: Ledger) -> list[Dataset]:
@@ -340,9 +342,12 @@ def swap_segment(
         )
         if changed.rowcount and new is not None:
             connection.exec_driver_sql(
-                "INSERT INTO segment (dataset_id, shard, slice, first, path, digest, rows, dropped, live) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (old.dataset_id, new.shard, new.slice, new.first, new.path, new.digest, new.rows, b"", new.rows),
+                "INSERT INTO segment (dataset_id, shard, slice, first, path, digest, rows, dropped, live, held) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(old.dataset_id, new.shard, new.slice, new.first, new.path, new.digest, new.rows),
+                    *(b"", old.live, old.held or None),
+                ),
             )
             many(
                 connection,
@@ -470,4 +475,4 @@ def _dataset(row: Any) -> Dataset:
 
 
 def _segment(row: Any) -> Segment:
-    return Segment(**{**row._mapping, "dropped": bytes(row.dropped)})
+    return Segment(**{**row._mapping, "dropped": bytes(row.dropped), "held": bytes(row.held or b"")})

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from sqlalchemy import BigInteger, Column, Index, LargeBinary
 from sqlmodel import Field, SQLModel
 
-SCHEMA = "0005"
+SCHEMA = "0006"
 """The newest migration; a store whose `alembic_version` differs is not opened."""
 
 _CLUSTERED: dict[str, Any] = {"sqlite_with_rowid": False}
@@ -83,6 +83,8 @@ class SegmentRow(SQLModel, table=True):
     destroyed_at: str | None = None
     key: bytes | None = Field(default=None, sa_column=Column(LargeBinary, nullable=True))
     """What opens the object where it is encrypted, wrapped; gone with the object, so that no copy can be read."""
+    held: bytes | None = Field(default=None, sa_column=Column(LargeBinary, nullable=True))
+    """Positions of users on hold: in the object, and not trained on until they are released."""
 
 
 class FeatureRow(SQLModel, table=True):
@@ -140,6 +142,8 @@ class ModelRow(SQLModel, table=True):
     declared_at: str
     kept: str | None = None
     """The slices whose checkpoints are kept; none for all."""
+    retired_at: str | None = None
+    """Destroyed by an order: never built again."""
 
 
 class CheckpointRow(SQLModel, table=True):
@@ -222,6 +226,120 @@ class RequestRow(SQLModel, table=True):
     nonce: bytes | None = Field(default=None, sa_column=Column(LargeBinary, nullable=True))
     """Handed to the user with the receipt, then destroyed."""
     outcome: str | None = None
+
+
+class PolicyRow(SQLModel, table=True):
+    """A policy as it was when it was first applied here; never changed."""
+
+    __tablename__ = "policy"
+    digest: str = Field(primary_key=True)
+    name: str
+    body: str
+    leaf: int = Field(sa_type=BigInteger)
+    since: str
+
+
+class DocketRow(SQLModel, table=True):
+    """The life of one request, from the day it came in; `request` has it once it is being carried out."""
+
+    __tablename__ = "docket"
+    __table_args__ = (Index("docket_handle", "handle"), Index("docket_state", "state"))
+    id: str = Field(primary_key=True)
+    leaf: int = Field(sa_type=BigInteger)
+    asked: str
+    handle: bytes | None = Field(default=None, sa_column=Column(LargeBinary, nullable=True))
+    dataset: str | None = None
+    position: int | None = Field(default=None, sa_type=BigInteger)
+    model: str | None = None
+    state: str
+    policy: str
+    policy_digest: str
+    ground: str
+    requester: str
+    identity: str
+    received_at: str
+    due_at: str
+    acknowledge_by: str | None = None
+    acknowledged_at: str | None = None
+    extended: bool = False
+    paused_at: str | None = None
+    paused_days: int = 0
+    resume_state: str | None = None
+    hold_basis: str | None = None
+    hold_approver: str | None = None
+    hold_review: str | None = None
+    duplicate_of: str | None = None
+    reference: bytes | None = Field(default=None, sa_column=Column(LargeBinary, nullable=True, unique=True))
+    """Keyed: by this a row that is given again is known."""
+    commitment: str | None = None
+    nonce: bytes | None = Field(default=None, sa_column=Column(LargeBinary, nullable=True))
+    closed_at: str | None = None
+    moves: int = 0
+
+
+class TransitionRow(SQLModel, table=True):
+    """One step in the life of a request: who took it, when and why."""
+
+    __tablename__ = "transition"
+    __table_args__: ClassVar[Any] = (_CLUSTERED,)
+    request_id: str = Field(primary_key=True)
+    number: int = Field(primary_key=True)
+    at: str
+    action: str
+    before: str
+    after: str
+    actor: str
+    why: str
+    cite: str
+
+
+class RestrictionRow(SQLModel, table=True):
+    """A user's points taken out of training without being erased, and put back."""
+
+    __tablename__ = "restriction"
+    __table_args__ = (Index("restriction_request", "request_id"),)
+    id: str = Field(primary_key=True)
+    request_id: str
+    handle: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+    restricted_at: str
+    taken: str
+    """Where the points stood, as [dataset, shard, slice, root before, root after, [[rank, commitment], …]] lists."""
+    returned_at: str | None = None
+    returned: str | None = None
+    cleaned_at: str | None = None
+    """When the checkpoints that no longer fit were destroyed, after the last of the two."""
+
+
+class SuppressedRow(SQLModel, table=True):
+    """A user whose data is not taken in again."""
+
+    __tablename__ = "suppressed"
+    __table_args__: ClassVar[Any] = (_CLUSTERED,)
+    handle: bytes = Field(sa_column=Column(LargeBinary, primary_key=True))
+    since: str
+
+
+class RecipientRow(SQLModel, table=True):
+    """Who was given which model."""
+
+    __tablename__ = "recipient"
+    id: str = Field(primary_key=True)
+    name: str
+    model: str
+    given_at: str
+    ended_at: str | None = None
+
+
+class NoticeRow(SQLModel, table=True):
+    """What came of telling a recipient of an erasure."""
+
+    __tablename__ = "notice"
+    __table_args__: ClassVar[Any] = (_CLUSTERED,)
+    erasure_id: str = Field(primary_key=True)
+    recipient_id: str = Field(primary_key=True)
+    outcome: str
+    reason: str
+    at: str
 
 
 class LeaseRow(SQLModel, table=True):

@@ -25,6 +25,9 @@ from unlearnd.verify.texts import read_base64, show_moment
 from unlearnd.verify.trees import Growing, leaf_hash
 from unlearnd.verify.trust import Span, Trust
 
+ASKED = ("user", "point", "dataset", "model")
+ROLLS = timedelta(days=15)
+"""By how much a deadline that is counted again may move besides: weekends and runs of holidays."""
 CLOCKS_DIFFER = timedelta(minutes=10)
 """By how much the clocks of two processes of one store may differ."""
 MAX_PROBLEMS = 100
@@ -40,7 +43,11 @@ class Request:
     asked: str
     received_at: datetime
     due_at: datetime
-    """When it was due in the end: extensions in time are in it."""
+    """When it was due in the end: extensions in time, and pauses, are in it."""
+    paused_at: datetime | None = None
+    """Since when its clock stands still; None while it goes."""
+    paused_until: datetime | None = None
+    """When somebody was to look at a hold again; None where none is, or no day is set."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,7 @@ class _Walk:
         self._request_ids: dict[str, int] = {}
         self._answered: dict[str, int] = {}
         self._closed: set[str] = set()
+        self._policies: set[str] = set()
         self._added: dict[tuple[str, str], int] = {}
         self._in_use: dict[str, str] = {}
         self._revoked: dict[tuple[str, str], int] = {}
@@ -114,8 +122,13 @@ class _Walk:
             "liveset": self._at,
             "request": self._request,
             "extended": self._extended,
+            "begun": self._begun,
+            "paused": self._paused,
+            "resumed": self._resumed,
             "refused": self._refused,
-            "policy": self._at,
+            "policy": self._policy,
+            "restricted": self._restricted,
+            "returned": self._restricted,
             "erasure": self._erasure,
             "rebuilt": self._rebuilt,
         }
@@ -148,7 +161,11 @@ class _Walk:
         if not log.size:
             self._wrong(0, "the log is empty, and a log begins with genesis")
         for request in self._open.values():
-            if self._now > request.due_at:
+            if request.paused_at is not None:
+                if request.paused_until is not None and self._now > request.paused_until:
+                    until = show_moment(request.paused_until)
+                    self._wrong(request.index, f"request {request.request_id} was held until {until} and no longer")
+            elif self._now > request.due_at:
                 due = show_moment(request.due_at)
                 self._wrong(request.index, f"request {request.request_id} was due {due} and has no receipt")
         keys: list[tuple[str, str, Span]] = [("log", k.key.id.hex(), k.span) for k in self._trust.log_keys]
@@ -243,11 +260,14 @@ class _Walk:
         request = Request(
             index,
             fields.text("requestId"),
-            fields.text("erasureId"),
-            fields.choice("kind", "user", "point"),
+            # Empty where it waits; `begun` then says with which others it is carried out.
+            fields.text_or_empty("erasureId"),
+            fields.choice("kind", *ASKED),
             _to_the_minute(fields, "receivedAt"),
             _to_the_minute(fields, "dueAt"),
         )
+        if "policy" in fields.value and fields.digest("policy") not in self._policies:
+            self._wrong(index, "a request came in under a policy that no earlier leaf has")
         if request.due_at < request.received_at:
             self._wrong(index, "a request is due before it was received")
         if request.request_id in self._request_ids:
@@ -268,6 +288,62 @@ class _Walk:
             self._open[request.request_id] = self.log.requests[request.index] = extended
         return at
 
+    def _begun(self, index: int, fields: Fields) -> datetime:
+        erasure_id = fields.text("erasureId")
+        for request_id in fields.texts("requests"):
+            request = self._open.get(request_id)
+            if request is None or request.erasure_id:
+                self._wrong(index, "a request is begun that is not waiting")
+            else:
+                if request.paused_at is not None:
+                    self._wrong(index, f"request {request_id} is begun while its clock stands still")
+                begun = replace(request, erasure_id=erasure_id)
+                self._open[request_id] = self.log.requests[request.index] = begun
+        return _to_the_minute(fields, "at")
+
+    def _paused(self, index: int, fields: Fields) -> datetime:
+        at, until = _to_the_minute(fields, "at"), fields.text_or_empty("until")
+        fields.text("reason")
+        request = self._open.get(fields.text("requestId"))
+        if request is None:
+            self._wrong(index, "the clock of a request is stopped that is not open")
+        elif request.paused_at is None and at > request.due_at:
+            self._wrong(index, f"the clock of request {request.request_id} is stopped after it was due")
+        elif request.paused_until is not None and at > request.paused_until:
+            self._wrong(index, f"the hold of request {request.request_id} was looked at again too late")
+        else:
+            paused = replace(
+                request,
+                paused_at=request.paused_at or at,
+                paused_until=_to_the_minute(fields, "until") if until else None,
+            )
+            self._open[request.request_id] = self.log.requests[request.index] = paused
+        return at
+
+    def _resumed(self, index: int, fields: Fields) -> datetime:
+        at, due = _to_the_minute(fields, "at"), _to_the_minute(fields, "dueAt")
+        request = self._open.get(fields.text("requestId"))
+        if request is None or request.paused_at is None:
+            self._wrong(index, "the clock of a request goes on that did not stand still")
+        elif not request.due_at <= due <= request.due_at + max(at - request.paused_at, timedelta(0)) + ROLLS:
+            self._wrong(index, f"request {request.request_id} is due at another time than its pause accounts for")
+        else:
+            resumed = replace(request, due_at=due, paused_at=None, paused_until=None)
+            self._open[request.request_id] = self.log.requests[request.index] = resumed
+        return at
+
+    def _policy(self, index: int, fields: Fields) -> datetime:
+        fields.text("policy")
+        self._policies.add(fields.digest("digest"))
+        return _to_the_minute(fields, "at")
+
+    def _restricted(self, index: int, fields: Fields) -> datetime:
+        if fields.text("requestId") not in self._request_ids:
+            self._wrong(index, "points are restricted, or returned, for a request that never came in")
+        kinds = (is_text, is_count, is_count, is_count, is_digest_or_empty, is_digest_or_empty)
+        fields.rows("slices", *kinds)
+        return _to_the_minute(fields, "at")
+
     def _refused(self, index: int, fields: Fields) -> datetime:
         at = _to_the_minute(fields, "at")
         fields.text("reason")
@@ -276,7 +352,7 @@ class _Walk:
             self._wrong(index, "a request is refused that is not open")
         else:
             self._closed.add(request.request_id)
-            if at > request.due_at:
+            if request.paused_at is None and at > request.due_at:
                 due = show_moment(request.due_at)
                 self._wrong(index, f"request {request.request_id} was due {due} and refused later")
         return at
@@ -291,7 +367,11 @@ class _Walk:
         if request_id in self._closed:
             self._wrong(index, f"request {request_id} was refused, and has a receipt")
         self._answered[request_id] = index
-        self._open.pop(request_id, None)
+        request = self._open.pop(request_id, None)
+        if request is not None and request.paused_at is not None:
+            self._wrong(index, f"request {request_id} has a receipt while its clock stands still")
+        if fields.value.get("policy") is not None and fields.within("policy").digest("digest") not in self._policies:
+            self._wrong(index, "a receipt names a policy that no earlier leaf has")
         if fields.text("storeId") != self._trust.store_id:
             self._wrong(index, "a receipt of another store")
         given = fields.within("request")

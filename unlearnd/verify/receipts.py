@@ -70,6 +70,8 @@ class Erasure(Value):
     objects_destroyed: Listed
     objects_kept: Listed
     """Versions of objects that storage did not let go: the receipt says so itself."""
+    policy: tuple[str, str] | None
+    """Name and digest of the policy it was carried out under; None in receipts older than policies."""
 
 
 class Detail(Value):
@@ -120,7 +122,7 @@ def read_erasure(statement: Statement) -> Erasure:
         store_id=said.text("storeId"),
         request_id=said.text("requestId"),
         erasure_id=said.text("erasureId"),
-        asked=said.choice("asked", "user", "point"),
+        asked=said.choice("asked", "user", "point", "dataset", "model"),
         found=said.truth("found"),
         request_leaf=request.count("leafIndex"),
         received_at=request.moment("receivedAt"),
@@ -140,12 +142,15 @@ def read_erasure(statement: Statement) -> Erasure:
         detail_size=detail.count("size"),
         objects_destroyed=_listed_or_empty(said, "destroyed"),
         objects_kept=_listed_or_empty(said, "kept"),
+        policy=_policy(said),
     )
     if statement.subject != (("detail", erasure.detail_digest),):
         raise FormatError("the subject of the receipt is not the detail document it names")
     if (erasure.asked == "user") != (erasure.user_commitment is not None):
         raise FormatError("a receipt for a user commits to one, and a receipt for a point does not")
-    if erasure.found != (erasure.erased.count > 0):
+    # Nobody's points are erased with a model: it is found when it had checkpoints to destroy.
+    counted = erasure.destroyed if erasure.asked == "model" else erasure.erased
+    if erasure.found != (counted.count > 0):
         raise FormatError("the receipt contradicts itself about whether anything was found")
     return erasure
 
@@ -200,6 +205,13 @@ def is_version(value: Any) -> bool:
 
 def _listed_or_empty(said: Fields, name: str) -> Listed:
     return _listed(said.within("objects").within(name)) if "objects" in said.value else _root_of_lines([])
+
+
+def _policy(said: Fields) -> tuple[str, str] | None:
+    if said.value.get("policy") is None:
+        return None
+    policy = said.within("policy")
+    return policy.text("name"), policy.digest("digest")
 
 
 def _root_of_lines(lines: Sequence[Sequence[Any]]) -> Listed:
