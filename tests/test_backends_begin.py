@@ -59,7 +59,7 @@ def store(new_store: Callable[..., Any], tables: Tables) -> Any:
     store.plugins = replace(
         store.plugins,
         backends={**store.plugins.backends, "tables": tables},
-        executors={**store.plugins.executors, "noting": note},
+        executors={**store.plugins.executors, "noting": note, "processes": note},
     )
     store.tasks = tasks
     return store
@@ -72,6 +72,18 @@ def test_workers_take_the_devices_of_a_backend_in_turn(store: Any, people: Any, 
     store.tasks.clear()
     store.train("n", dataset="d", backend="tables", device="cpu", executor="noting", workers=2)
     assert {task.device for task in store.tasks} == {"cpu"}
+
+
+def test_where_nobody_says_how_many_workers_every_device_gets_one(
+    store: Any, people: Any, add: Any, fit: Any, digests: Any
+) -> None:
+    add(store, people(), shards=3)
+    fit(store, "tables")
+    assert [task.device for task in store.tasks] == ["one", "two"]
+    assert sorted(shard for task in store.tasks for shard in task.shards) == [1, 2, 3]
+    store.tasks.clear()
+    store.train("n", dataset="d", backend="tables", executor="serial")
+    assert store.tasks == []
 
 
 def test_a_backend_without_a_word_about_devices_has_the_one_that_was_named(

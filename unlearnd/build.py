@@ -123,13 +123,15 @@ def build(
     executor: str,
     workers: int,
     device: str,
+    spread: bool,
     build_id: str,
     watch: Watch,
     sealing: bool,
 ) -> Build:
     """Make every missing checkpoint of `model` and count what it took.
 
-    With `sealing`, slices that still take points are closed and trained too.
+    With `sealing`, slices that still take points are closed and trained too. With `spread`, a backend that has
+    several devices trains in one process for each.
     """
     backend = check_backend(plugins, model)
     check_files(ledger, storage, model)
@@ -150,6 +152,8 @@ def build(
     if plan.missing:
         watch.planned(model.name, plan)
     devices = _devices(backend, device) if plan.missing else [device]
+    if spread and len(devices) > 1:
+        run, workers = plugins.executor("processes"), len(devices)
     while plan.missing:
         run(_tasks(plan, model, store, devices, workers), work, count, workers)
         # An erasure may have come in between: look again rather than trust what was planned.

@@ -107,6 +107,8 @@ class How:
     executor: str
     workers: int
     device: str
+    spread: bool
+    """Nobody said how, so a backend with several devices gets a worker on each."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -995,7 +997,8 @@ class Store:
             raise InputError(f"a build needs at least 1 worker, not {count}")
         chosen = executor or ("processes" if workers is not None and workers > 1 else self.config.executor)
         self.plugins.executor(chosen)
-        return How(chosen, count, device or self.config.device)
+        unsaid = (executor, workers, self.config.executor, self.config.workers) == (None, None, "serial", 1)
+        return How(chosen, count, device or self.config.device, spread=unsaid)
 
     def _build_one(self, model: Model, how: "How", watch: Watch | None, sealing: bool = True) -> Build:
         return build(
@@ -1009,6 +1012,7 @@ class Store:
             executor=how.executor,
             workers=how.workers,
             device=how.device,
+            spread=how.spread,
             build_id=draw_id(),
             watch=watch or Watch(),
             sealing=sealing,
