@@ -172,7 +172,7 @@ def test_without_matplotlib_a_plot_is_refused_in_one_sentence_and_the_rest_works
         (["--points", 100, "--requests", "nan"], 1, "requests must be more than 0"),
         (["--points", 100, "--requests", 1, "--requests-per-day", 1], 1, "not both"),
         (["--points", 100, "--schedule", "lazy"], 1, "no schedule 'lazy'"),
-        (["--points", 100, "--keep", "few"], 2, "--keep takes"),
+        (["--points", 100, "--keep", "few"], 1, "keep takes a number"),
         (["--points", 100, "--keep", 0], 1, "keep at least 1"),
         (["--points", 100, "--slices", 5, "--keep", 6], 1, "not more than it has slices"),
         (["--points", 100, "--slices", 3000, "--keep", 6], 1, "cannot be thinned"),

@@ -56,6 +56,7 @@ def _models(moment: Moment, history: History) -> Iterator[str]:
             seed=str(model.seed),
             replay=replay_class(model.deterministic),
             recipes=first,
+            kept=model.kept,
         )
         if now != history.models[name]:
             yield f"model '{name}' has another spec or seed in the ledger than in the log"

@@ -572,10 +572,12 @@ class _Audit:
         dataset = self.moment.datasets[model.dataset_id]
         roots = self.history.roots_of(dataset.name, checkpoint.shard)
         chain = chain_of(model, checkpoint.shard, roots)
-        parent = None
-        if model.sliceable and checkpoint.slice > 1:
+        parent, after = None, 0
+        if model.sliceable:
+            after = max((s for s in range(1, checkpoint.slice) if model.keeps(s)), default=0)
+        if after:
             before: dict[str, Checkpoint] = {c.recipe: c for c in self.moment.checkpoints[model.name]}
-            parent = before.get(chain[checkpoint.slice - 1]) if checkpoint.slice <= len(roots) else None
+            parent = before.get(chain[after]) if checkpoint.slice <= len(roots) else None
             if parent is None:
                 found.wrong.append(f"the state before {where} is not there")
                 return
@@ -586,7 +588,15 @@ class _Audit:
             cache[key] = read_shard(self._ledger, self._storage, dataset, model, checkpoint.shard, last, sight)
         check_committed(cache[key], roots, checkpoint.shard, checkpoint.slice)
         again = train_again(
-            self._storage, backend, model, checkpoint.shard, checkpoint.slice, parent, cache[key], sight, device
+            self._storage,
+            backend,
+            model,
+            checkpoint.shard,
+            checkpoint.slice,
+            (after, parent),
+            cache[key],
+            sight,
+            device,
         )
         built = self.history.live.get((model.name, checkpoint.recipe))
         if again != checkpoint.tensors or (built is not None and again != built.tensors):

@@ -83,7 +83,7 @@ def plan_build(ledger: Ledger, model: Model, sealing: bool = True) -> BuildPlan:
     last = points.generations(ledger, model.dataset_id)[-1].last_slice if sealing else found[0].slices
     samples = sum(cost_of(model.spec, model.sliceable, counts, s.shard, last, s.prefix) for s in found)
     scratch = sum(cost_of(model.spec, model.sliceable, counts, s.shard, last, 0) for s in found)
-    steps = sum(len(_steps(model, standing)) for standing in found)
+    steps = sum(1 for standing in found for slice_ in _steps(model, standing) if model.keeps(slice_))
     return BuildPlan(tuple(found), samples, scratch, steps)
 
 
@@ -308,7 +308,7 @@ def _fill_roots(ledger: Ledger, storage: Storage, dataset: Dataset, shards: Iter
 
 
 def _steps(model: Model, standing: Standing) -> list[int]:
-    """Return the slices whose checkpoints are missing."""
+    """Return the slices to train: all behind the clean prefix, whether or not their checkpoints are kept."""
     if model.sliceable:
         return list(range(standing.prefix + 1, standing.slices + 1))
     return [] if standing.complete else [standing.slices]
@@ -345,6 +345,8 @@ class _Group:
         if again != self._standings:
             raise Preempted("an erasure came in while points were read")
         self._states: dict[int, State] = {}
+        self._owed: dict[int, tuple[int, float]] = {}
+        """By shard: samples and seconds of steps since the last checkpoint."""
         self._environment = backend.environment(device)
 
     def build(self) -> None:
@@ -368,10 +370,24 @@ class _Group:
                 lacking = [k for k, s in self._standings.items() if slice_ in _steps(self._model, s)]
                 if lacking:
                     self._held.check()
-                    writer.put(self._train(slice_, lacking))
+                    trained = self._saved(self._train(slice_, lacking))
+                    if trained:
+                        writer.put(trained)
         finally:
             writer.close()
         writer.check()
+
+    def _saved(self, trained: Sequence[Trained]) -> list[Trained]:
+        """Return what of a step is to be saved; the cost of what is not goes to the next that is."""
+        saved = []
+        for shard, slice_, state, samples, seconds in trained:
+            owed = self._owed.pop(shard, (0, 0.0))
+            samples, seconds = samples + owed[0], seconds + owed[1]
+            if self._model.keeps(slice_):
+                saved.append((shard, slice_, state, samples, seconds))
+            else:
+                self._owed[shard] = samples, seconds
+        return saved
 
     def _train(self, slice_: int, shards: Sequence[int]) -> list[Trained]:
         """Train one slice for these shards; return (shard, slice, state, samples, seconds) of each."""

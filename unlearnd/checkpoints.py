@@ -58,9 +58,13 @@ class Standing:
     def complete(self) -> bool:
         return self.prefix == self.slices
 
+    def clean_before(self, slice_: int) -> int:
+        """Return how long the prefix is when slice `slice_` changes: up to the last checkpoint before it."""
+        return max((checkpoint.slice for checkpoint in self.chain if checkpoint.slice < slice_), default=0)
+
 
 def standings(ledger: Ledger, model: Model, shards: Iterable[int] | None = None) -> list[Standing]:
-    """Return for each shard the longest prefix of its recipes that exists.
+    """Return for each shard the longest prefix of its recipes that exists, as far as their checkpoints are kept.
 
     Whatever was made from a slice that has changed since has no recipe here, and so is never found.
     """
@@ -79,12 +83,12 @@ def standings(ledger: Ledger, model: Model, shards: Iterable[int] | None = None)
         names = recipes(model.spec, model.seed, shard, known, model.sliceable)
         chain: list[Checkpoint] = []
         if model.sliceable:
-            for step in range(1, len(names)):
+            for step in filter(model.keeps, range(1, len(names))):
                 checkpoint = existing.get((shard, step, names[step]))
                 if checkpoint is None:
                     break
                 chain.append(checkpoint)
-            prefix = len(chain)
+            prefix = chain[-1].slice if chain else 0
         else:
             # Trained whole: there is a checkpoint of everything, or there is none.
             whole = existing.get((shard, slices, names[-1])) if len(names) > slices else None

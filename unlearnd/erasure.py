@@ -405,7 +405,7 @@ def _plan_model(ledger: Ledger, model: models.Model, by_place: Mapping[tuple[int
         shard = standing.shard
         scratch += cost_of(model.spec, model.sliceable, counts, shard, standing.slices, 0)
         if shard in first:
-            keep = min(standing.prefix, first[shard] - 1)
+            keep = standing.clean_before(first[shard])
             samples += cost_of(model.spec, model.sliceable, counts, shard, standing.slices, keep)
             checkpoints += sum(1 for c in standing.chain if c.slice >= first[shard])
     return PlannedModel(model.name, tuple(sorted(first)), checkpoints, samples, scratch)

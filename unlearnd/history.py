@@ -36,6 +36,8 @@ class Declared:
     replay: str
     recipes: Mapping[int, str]
     """recipe(k, 0) by shard."""
+    kept: tuple[int, ...] | None = None
+    """The slices whose checkpoints are kept; None for all."""
 
 
 @dataclass(frozen=True)
@@ -166,14 +168,21 @@ def _slices(history: History, index: int, fields: Fields) -> None:
 def _model(history: History, index: int, fields: Fields) -> None:
     name, recipes = fields.text("model"), dict(map(tuple, fields.rows("recipes", is_count, is_digest)))
     said = (fields.text("dataset"), fields.digest("spec"), fields.text("seed"), fields.text("replay"))
+    kept = tuple(fields.value["kept"]) if isinstance(fields.value.get("kept"), list) else None
     known = history.models.get(name)
     if known is not None:
         # A long list is cut into several leaves; they share all but the list.
-        if said != (known.dataset, known.spec, known.seed, known.replay) or recipes.keys() & known.recipes.keys():
+        if (*said, kept) != (
+            known.dataset,
+            known.spec,
+            known.seed,
+            known.replay,
+            known.kept,
+        ) or recipes.keys() & known.recipes.keys():
             history.problems.append(f"leaf {index}: model '{name}' is declared a second time")
             return
         recipes = {**known.recipes, **recipes}
-    history.models[name] = Declared(*said, recipes)
+    history.models[name] = Declared(*said, recipes, kept)
 
 
 def _built(history: History, index: int, fields: Fields) -> None:

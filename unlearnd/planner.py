@@ -149,6 +149,13 @@ def check_question(question: Question) -> None:
         raise InputError("the price of storage needs the size of a state: give it, or plan for a model of a store")
 
 
+def read_keep(given: int | str) -> int:
+    """Return a number of checkpoints to keep, however it is written; raise `InputError` for what is none."""
+    if isinstance(given, bool) or not str(given).isdecimal():
+        raise InputError(f"keep takes a number of checkpoints or 'all', not '{given}'")
+    return int(given)
+
+
 def check_keep(keep: int | None, slices: int | None) -> None:
     """Raise `InputError` unless so many checkpoints can be kept of so many slices."""
     if keep is None:

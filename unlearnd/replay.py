@@ -1,8 +1,8 @@
 """Train a step again and say what came out, leaving the store as it is.
 
-A step is replayed from what its recipe names: the state before (the initial one, or the checkpoint before it in the
-chain), the rows behind the slice roots, the seed. Everything happens in memory; features are computed from the rows,
-whatever is kept beside them.
+A step is replayed from what its recipe names: the state before (the initial one, or the last checkpoint kept before it
+in the chain), the rows behind the slice roots, the seed. Everything happens in memory; features are computed from the
+rows, whatever is kept beside them.
 """
 
 import hashlib
@@ -90,24 +90,29 @@ def train_again(
     model: Model,
     shard: int,
     slice_: int,
-    parent: Checkpoint | None,
+    parent: tuple[int, Checkpoint | None],
     rows: ShardRows,
     sight: Sight,
     device: str,
 ) -> Digest:
-    """Return the `tensors` digest that a step gives when it is trained again from `parent`, or from nothing."""
+    """Return the `tensors` digest that a step gives when it is trained again from `parent`.
+
+    That is the last slice before it whose checkpoint is kept, and the checkpoint; or 0 and nothing.
+    """
     spec = model.spec
-    begin, end = rows.ends[slice_ - 1], rows.ends[slice_]
+    after, checkpoint = parent
     try:
-        if parent is not None:
-            state: State = read_state(storage, parent)
+        if checkpoint is not None:
+            state: State = read_state(storage, checkpoint)
         else:
             state = sight.initial_state(step_seed(model.seed, shard, 0))
-        # A slice without points passes the state on; a shard trained whole needs any points at all.
-        if end and (begin != end or not model.sliceable):
-            epochs = epochs_at(spec, slice_) if model.sliceable else spec.epochs
-            job = Job(state, Points(rows.x[:end], rows.y[:end]), epochs, step_seed(model.seed, shard, slice_))
-            state = backend.train(spec.settings, job, device, lambda count: None)
+        for step in range(after + 1, slice_ + 1) if model.sliceable else (slice_,):
+            begin, end = rows.ends[step - 1], rows.ends[step]
+            # A slice without points passes the state on; a shard trained whole needs any points at all.
+            if end and (begin != end or not model.sliceable):
+                epochs = epochs_at(spec, step) if model.sliceable else spec.epochs
+                job = Job(state, Points(rows.x[:end], rows.y[:end]), epochs, step_seed(model.seed, shard, step))
+                state = backend.train(spec.settings, job, device, lambda count: None)
     except UnlearndError:
         raise
     except Exception as error:

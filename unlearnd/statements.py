@@ -105,10 +105,17 @@ def slices_sealed(dataset: str, roots: Iterable[tuple[int, int, Digest, int]], a
 
 
 def model_declared(
-    name: str, dataset: str, spec: Spec, seed: int, deterministic: bool, first: Sequence[tuple[int, Digest]], at: str
+    name: str,
+    dataset: str,
+    spec: Spec,
+    seed: int,
+    deterministic: bool,
+    kept: Sequence[int] | None,
+    first: Sequence[tuple[int, Digest]],
+    at: str,
 ) -> list[bytes]:
-    """Return the leaves of a new model: its seed is fixed from here on."""
-    predicate = {
+    """Return the leaves of a new model: its seed is fixed from here on, and which checkpoints are kept, if not all."""
+    predicate: dict[str, Any] = {
         "model": name,
         "dataset": dataset,
         "spec": digest_of_json(spec.as_json()),
@@ -116,6 +123,8 @@ def model_declared(
         "replay": replay_class(deterministic),
         "at": to_the_minute(at),
     }
+    if kept is not None:
+        predicate["kept"] = list(kept)
     return make_payloads("model", predicate, "recipes", [list(pair) for pair in first])
 
 

@@ -32,6 +32,7 @@ from unlearnd.config import (
     read_config,
     write_config,
 )
+from unlearnd.costs import choose_kept, even_scheme, scheme_of
 from unlearnd.default_plugins.exemptions import read_exemptions, write_exemptions
 from unlearnd.dossier import summary_page
 from unlearnd.erasure import (
@@ -48,7 +49,7 @@ from unlearnd.erasure import (
 )
 from unlearnd.errors import InputError, NotFoundError, RefusedError, StorageError, UnlearndError
 from unlearnd.features import Sight
-from unlearnd.hookspecs import FeatureBackend, PriorPlacement, Task
+from unlearnd.hookspecs import Backend, FeatureBackend, PriorPlacement, Task
 from unlearnd.ingest import Added, Layout, check_layout, check_name, ingest
 from unlearnd.intake import RowResult, receive_rows
 from unlearnd.keys import create_keys, discard_keys, draw_id, draw_seed, open_keys, public_pem
@@ -64,7 +65,7 @@ from unlearnd.ledger.migrate import migrate
 from unlearnd.ledger.models import Build, Checkpoint, Model
 from unlearnd.ledger.points import Dataset
 from unlearnd.packing import unpack
-from unlearnd.planner import Question
+from unlearnd.planner import Question, check_keep, read_keep
 from unlearnd.plugins import load_plugins
 from unlearnd.policy import DEFAULT, Policy, codes, load_policy
 from unlearnd.rebuild import rebuild_is_due
@@ -375,6 +376,7 @@ class Store:
         seed: int | None = None,
         settings: Mapping[str, object] | None = None,
         schedule: str | None = None,
+        keep: int | str | None = None,
         executor: str | None = None,
         workers: int | None = None,
         device: str | None = None,
@@ -392,6 +394,7 @@ class Store:
             seed=seed,
             settings=settings,
             schedule=schedule,
+            keep=keep,
             device=how.device,
         )
         self.finish_erasures()
@@ -410,9 +413,14 @@ class Store:
         seed: int | None = None,
         settings: Mapping[str, object] | None = None,
         schedule: str | None = None,
+        keep: int | str | None = None,
         device: str | None = None,
     ) -> Model:
-        """Fix what a model is made from, and its seed; a model of that name must be the same."""
+        """Fix what a model is made from, and its seed; a model of that name must be the same.
+
+        `keep` is how many checkpoints of each shard are saved, the best ones for the erasures expected; `all`, or
+        nothing said, saves every one.
+        """
         check_name("model", model)
         data = points.dataset_named(self.ledger, dataset)
         known = models.find_model(self.ledger, model)
@@ -450,9 +458,15 @@ class Store:
             )
             if known is not None:
                 _check_same(known, data, spec, seed)
+                if keep is not None and self._kept(data, spec, learner, keep) != known.kept:
+                    raise RefusedError(
+                        f"model '{known.name}' was declared with other checkpoints to keep; a model never changes, "
+                        "train a new one"
+                    )
                 if offer:
                     offer.keep(self.storage)
                 return known
+            kept = self._kept(data, spec, learner, keep)
             sight = Sight(self.storage, learner, spec, device or self.config.device, offer.tensors if offer else None)
             check_start(sight, spec)
             if offer:
@@ -469,7 +483,10 @@ class Store:
                 sliceable=learner.sliceable,
                 deterministic=learner.deterministic,
                 seed=chosen_seed,
-                leaves=model_declared(model, data.name, spec, chosen_seed, learner.deterministic, first, stamp(now)),
+                kept=kept,
+                leaves=model_declared(
+                    model, data.name, spec, chosen_seed, learner.deterministic, kept, first, stamp(now)
+                ),
                 now=now,
             )
         reached(Step.TRAIN_DECLARED)
@@ -543,6 +560,26 @@ class Store:
         if not needed and policy is None:
             return ()
         return as_risks(self.policy(policy).placement.erasure_probability)
+
+    def _kept(self, data: Dataset, spec: Spec, learner: Backend, keep: int | str | None) -> tuple[int, ...] | None:
+        """Return the slices whose checkpoints a model keeps: the best for the erasures expected; None for all.
+
+        They follow from the spec and the frozen layout, and from no point.
+        """
+        if keep is None or keep == "all":
+            return None
+        count = read_keep(keep)
+        check_keep(count, spec.slices)
+        if not learner.sliceable:
+            raise InputError(f"backend '{learner.name}' trains a shard whole: it has one checkpoint, and keeps it")
+        if count == spec.slices:
+            return None
+        epochs, even = float(spec.epochs), len(points.generations(self.ledger, data.id)) > 1
+        if data.layout is None or even:
+            # Slices that were added later begin anew with those least likely to leave: taken together, evenly spread.
+            return choose_kept(even_scheme(1.0, spec.shards, spec.slices, epochs, spec.schedule), count)
+        layout = FrozenLayout.from_json(data.layout)
+        return choose_kept(scheme_of(layout, 1.0, spec.shards, spec.slices, epochs, spec.schedule), count)
 
     def _read_for(self, model: str, data: Data, label: str | ArrayLike | None) -> Iterator[Batch]:
         """Read rows to ask a model about: of files, the columns that its dataset was made of."""
@@ -978,6 +1015,7 @@ class Store:
             points=sum(points.counts_of(self.ledger, dataset.id).values()),
             shards=found.spec.shards,
             slices=points.generations(self.ledger, dataset.id)[-1].last_slice,
+            keep=None if found.kept is None else len(found.kept),
             epochs=float(found.spec.epochs),
             schedule=found.spec.schedule,
             scattered=dataset.unit == "point",

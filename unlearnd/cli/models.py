@@ -29,6 +29,7 @@ device_option = click.option("--device", metavar="NAME", help="Where to compute.
 @click.option("--epochs", type=str, metavar="N", help="Epochs a constituent would train unsliced.  [default: 10]")
 @click.option("--seed", type=int, metavar="N", help="The model's seed; drawn once where it is not given.")
 @click.option("--schedule", metavar="NAME", help="Epochs per slice: uniform (the paper's) or equal-work.")
+@click.option("--keep", metavar="N|all", help="Save only the N best checkpoints of each shard.  [default: all]")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of the backend; repeat it.")
 @building
 @store_option
@@ -39,6 +40,7 @@ def train(
     epochs: str | None,
     seed: int | None,
     schedule: str | None,
+    keep: str | None,
     settings: tuple[str, ...],
     workers: int | None,
     executor: str | None,
@@ -56,6 +58,7 @@ def train(
             seed=seed,
             settings=read_pairs("--set", settings) if settings else None,
             schedule=schedule,
+            keep=keep,
             executor=executor,
             workers=workers,
             device=device,

@@ -105,9 +105,9 @@ def _question(folder: str | None, model: str | None, **given: Any) -> "Question"
 def _keep(given: str | None) -> int | None:
     if given is None or given == "all":
         return None
-    if not given.isdecimal():
-        raise click.UsageError(f"--keep takes a number of checkpoints or 'all', not '{given}'")
-    return int(given)
+    from unlearnd.planner import read_keep  # heavy: numpy
+
+    return read_keep(given)
 
 
 def _print(question: "Question", made: "Plan") -> None:

@@ -1,6 +1,7 @@
 """Models, their checkpoints, and what each build cost."""
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,6 +26,14 @@ class Model:
     sliceable: bool
     deterministic: bool
     seed: int
+    kept: tuple[int, ...] | None = None
+    """The slices whose checkpoints are kept, of those there were when it was declared; None for all."""
+
+    def keeps(self, slice_: int) -> bool:
+        """Say whether the state after a slice is saved; after slices added later it always is."""
+        if self.kept is None or slice_ > self.spec.slices:
+            return True
+        return slice_ == self.kept[bisect_left(self.kept, slice_)]
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,7 @@ class Build:
     seconds: float
 
 
-_MODEL = "SELECT id, name, dataset_id, spec, sliceable, deterministic, seed FROM model"
+_MODEL = "SELECT id, name, dataset_id, spec, sliceable, deterministic, seed, kept FROM model"
 _CHECKPOINT = (
     "SELECT shard, slice, recipe, file, tensors, path, size, samples, seconds, id, environment, built_at "
     "FROM checkpoint WHERE destroyed_at IS NULL AND model_id = ?"
@@ -103,6 +112,7 @@ def declare_model(
     sliceable: bool,
     deterministic: bool,
     seed: int,
+    kept: Sequence[int] | None,
     leaves: Sequence[bytes],
     now: datetime,
 ) -> Model:
@@ -116,9 +126,12 @@ def declare_model(
             "UPDATE generation SET sealed_at = ? WHERE dataset_id = ? AND sealed_at IS NULL", (stamp(now), dataset_id)
         )
         connection.exec_driver_sql(
-            "INSERT INTO model (name, dataset_id, spec, sliceable, deterministic, seed, declared_at) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (name, dataset_id, json.dumps(spec.as_json()), sliceable, deterministic, seed, stamp(now)),
+            "INSERT INTO model (name, dataset_id, spec, sliceable, deterministic, seed, declared_at, kept) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(name, dataset_id, json.dumps(spec.as_json()), sliceable, deterministic, seed, stamp(now)),
+                None if kept is None else json.dumps(list(kept)),
+            ),
         )
     return model_named(ledger, name)
 
@@ -242,7 +255,8 @@ def builds_of(ledger: Ledger, model: Model) -> list[Build]:
 
 def _model(row: Any) -> Model:
     spec = Spec.from_json(json.loads(row.spec))
-    return Model(row.id, row.name, row.dataset_id, spec, bool(row.sliceable), bool(row.deterministic), row.seed)
+    kept = None if row.kept is None else tuple(json.loads(row.kept))
+    return Model(row.id, row.name, row.dataset_id, spec, bool(row.sliceable), bool(row.deterministic), row.seed, kept)
 
 
 def _checkpoint(row: Any) -> Checkpoint:
