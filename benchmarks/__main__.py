@@ -10,7 +10,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-NAMES = ("training", "checkpoints", "ingest", "erase", "prediction", "log", "networks", "transfer")
+NAMES = ("training", "checkpoints", "ingest", "erase", "prediction", "log", "networks", "transfer", "scenarios")
 
 
 def main() -> int:
