@@ -253,3 +253,21 @@ def test_a_large_shard_outvotes_a_small_one_where_the_layout_makes_them_unequal(
         else:
             assert weights == pytest.approx(held / held.mean())
             assert held.max() > 3 * held.min()
+
+
+def test_accuracy_is_measured_for_each_group_by_itself(
+    people: Callable[..., Any], new_store: Callable[..., Any], add_by: Callable[..., Any], fit: Callable[..., Any]
+) -> None:
+    store, rows = new_store(), people()
+    add_by(store, rows)
+    fit(store)
+    groups = group_of(rows.user)
+    found = store.evaluate_groups("m", rows.x, label=rows.y, group=groups)
+    assert {name: result.points for name, result in found.items()} == {
+        name: int((groups == name).sum()) for name in ("ca", "eu", "us")
+    }
+    right = store.model("m").predict(rows.x).labels == rows.y
+    for name, result in found.items():
+        assert result.top1 == pytest.approx(right[groups == name].mean())
+    whole = store.evaluate("m", rows.x, label=rows.y)
+    assert sum(r.top1 * r.points for r in found.values()) / whole.points == pytest.approx(whole.top1)

@@ -214,7 +214,7 @@ def check_risks(before: Dataset | None, layout: Layout, rule: PlacementRule | Pr
     if not layout.risks:
         raise InputError(
             f"placement '{layout.placement}' needs erasure probabilities by group, and the policy states none: "
-            "give them as risks"
+            "give them as risks (--risk GROUP=P)"
         )
     size = len(json.dumps(rule.freeze(layout.risks, layout.shards)))
     if size > MOST_LAYOUT:

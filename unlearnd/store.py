@@ -550,6 +550,33 @@ class Store:
             parts.append(served.evaluate(batch.x, right[batch.label.codes], aggregate))
         return join_evaluations(parts)
 
+    def evaluate_groups(
+        self,
+        model: str,
+        data: Data,
+        *,
+        label: str | ArrayLike,
+        group: str | ArrayLike,
+        aggregate: str = "vote",
+        device: str | None = None,
+    ) -> dict[str, Evaluation]:
+        """Compare a model's answers with the right ones, for each group by itself, by name.
+
+        A placement by risk serves those who leave most a little worse than others: this is how much.
+        """
+        served = self.model(model, device=device)
+        known = {str(value): index for index, value in enumerate(served.classes)}
+        parts: dict[str, list[Evaluation]] = {}
+        for batch in self._read_for(model, data, label, group):
+            assert batch.label is not None
+            assert batch.group is not None
+            right = np.array([known.get(str(value), -1) for value in batch.label.values], np.int64)[batch.label.codes]
+            for code, name in enumerate(batch.group.values):
+                rows = batch.group.codes == code
+                if rows.any():
+                    parts.setdefault(str(name), []).append(served.evaluate(batch.x[rows], right[rows], aggregate))
+        return {name: join_evaluations(parts[name]) for name in sorted(parts)}
+
     def _risks(
         self, placement: str, known: Dataset | None, given: Risks | None, policy: str | None
     ) -> tuple[Risk, ...]:
@@ -581,11 +608,13 @@ class Store:
         layout = FrozenLayout.from_json(data.layout)
         return choose_kept(scheme_of(layout, 1.0, spec.shards, spec.slices, epochs, spec.schedule), count)
 
-    def _read_for(self, model: str, data: Data, label: str | ArrayLike | None) -> Iterator[Batch]:
+    def _read_for(
+        self, model: str, data: Data, label: str | ArrayLike | None, group: str | ArrayLike | None = None
+    ) -> Iterator[Batch]:
         """Read rows to ask a model about: of files, the columns that its dataset was made of."""
         found = models.model_named(self.ledger, model)
         dataset = points.dataset_by_id(self.ledger, found.dataset_id)
-        return read_batches(data, user=None, label=label, features=_columns_for(dataset, data))
+        return read_batches(data, user=None, label=label, group=group, features=_columns_for(dataset, data))
 
     def plan_erasure(self, users: Iterable[str | int] = (), points: Iterable[str] = ()) -> ErasurePlan:
         """Return what erasing these would do; change nothing."""

@@ -126,14 +126,30 @@ def predict(
 @click.argument("model")
 @click.argument("file")
 @click.option("--label", required=True, metavar="COL", help="The column with the right answers.")
+@click.option("--group", metavar="COL", help="A column of groups: measure for each by itself.")
 @aggregate_option
 @device_option
 @store_option
 def evaluate(
-    model: str, file: str, label: str, aggregate: str, device: str | None, folder: str | None, as_json: bool
+    model: str,
+    file: str,
+    label: str,
+    group: str | None,
+    aggregate: str,
+    device: str | None,
+    folder: str | None,
+    as_json: bool,
 ) -> None:
     """Measure how often MODEL is right on FILE."""
     with opened(folder) as store:
+        if group is not None:
+            found = store.evaluate_groups(model, file, label=label, group=group, aggregate=aggregate, device=device)
+            if as_json:
+                print_json({name: asdict(result) for name, result in found.items()})
+            else:
+                rows = [(name, result.points, f"{100 * result.top1:.2f} %") for name, result in found.items()]
+                print_table(("group", "points", "top-1"), rows)
+            return
         result = store.evaluate(model, file, label=label, aggregate=aggregate, device=device)
     if as_json:
         print_json(asdict(result))
