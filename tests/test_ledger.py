@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import inspect
 
+from unlearnd import migrations
 from unlearnd.errors import BusyError, DamagedStoreError, InputError, NotFoundError, StorageError
 from unlearnd.leases import hold
 from unlearnd.ledger import Ledger, leases, log, points
@@ -101,6 +102,16 @@ def described(ledger: Ledger) -> dict[str, object]:
 
 RELEASED = ("0001",)
 """Schemas of releases, each of which some store may still have."""
+
+
+def test_migrations_are_one_chain_named_by_their_numbers() -> None:
+    folder = Path(migrations.__file__).parent / "versions"
+    files = sorted(folder.glob("*.py"))
+    chain = [path.name[:4] for path in files]
+    assert chain == [f"{number:04}" for number in range(1, len(chain) + 1)]
+    told = [re.findall(r'^(?:down_)?revision = "?(\w+)"?$', path.read_text(), re.M) for path in files]
+    assert told == [list(pair) for pair in zip(chain, ["None", *chain[:-1]], strict=True)]
+    assert chain[-1] == SCHEMA
 
 
 @pytest.mark.parametrize("released", [None, *RELEASED])

@@ -5,6 +5,7 @@ see the store. Paths in it are relative to the folder it is in, so that a store 
 """
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -159,6 +160,25 @@ def write_config(folder: Path, config: Config) -> None:
 def own_policies(folder: Path) -> Path:
     """Return the folder of the policies that the store in `folder` adds; it need not be there."""
     return folder / read_config(folder).policies
+
+
+def change_ledger(folder: Path, url: str) -> None:
+    """Have the settings of a store name another ledger, and leave everything else in them as it is."""
+    path = folder / FILE_NAME
+    changed, count = re.subn(r"(?m)^ledger\s*=.*$", lambda _: f"ledger = {_quoted(url)}", path.read_text(), count=1)
+    beside = path.with_name(f"{FILE_NAME}.part")
+    beside.write_text(changed)
+    with beside.open("rb") as written:
+        os.fsync(written.fileno())
+    if not count or tomllib.loads(changed)["store"]["ledger"] != url:
+        beside.unlink()
+        raise DamagedStoreError(f"{path}: the line of [store] ledger cannot be found; write it by hand: {_quoted(url)}")
+    beside.replace(path)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def find_store(start: Path) -> Path:

@@ -26,9 +26,9 @@ from unlearnd.digests import Digest, digest_of_json
 from unlearnd.errors import BusyError
 from unlearnd.ingest import destroy_leftovers
 from unlearnd.keys import draw_id
-from unlearnd.leases import Clock, hold
+from unlearnd.leases import Clock, SteadyClock, hold
 from unlearnd.ledger import Ledger, dockets, erasures, models, points
-from unlearnd.ledger.connection import stamp
+from unlearnd.ledger.connection import moment_from, stamp
 from unlearnd.ledger.dockets import Entry
 from unlearnd.ledger.erasures import Erasure, Marking, Request
 from unlearnd.ledger.leases import build_lease, data_lease, ingest_lease
@@ -50,7 +50,7 @@ from unlearnd.statements import (
 )
 from unlearnd.steps import Step, reached
 from unlearnd.storage import Kept, Storage, Version
-from unlearnd.translog import Translog, issue_receipts, keep_detail, keep_details
+from unlearnd.translog import Translog, issue_receipts, keep_detail, keep_details, newest_moment
 
 Target = bytes | tuple[str, int]
 """A user by handle, or a point by dataset and position."""
@@ -222,6 +222,10 @@ def carry_out(translog: Translog, plugins: Mapping[str, str], erasure_id: str, c
         erasure = erasures.erasure_by_id(ledger, erasure_id)
         if erasure.influence_removed_at is not None:
             return
+        if isinstance(clock, SteadyClock):
+            # Another process may have begun it, before the clock was set back.
+            clock.not_before(moment_from(erasure.marked_at or erasure.received_at))
+            clock.not_before(newest_moment(ledger))
         note_retry(ledger, [request.id for request in erasures.requests_of(ledger, erasure_id)], clock())
         if erasure.marked_at is None:
             _mark(ledger, storage, erasure, clock)
@@ -345,6 +349,7 @@ def _conclude(translog: Translog, plugins: Mapping[str, str], erasure_id: str, n
                 version=translog.software,
                 gone=[(one.name, one.version) for one in objects if one.destroyed_at],
                 kept=[(one.name, one.version, one.kept) for one in objects if one.kept],
+                remnants=ledger.remnants,
             )
         )
         details.append(detail)

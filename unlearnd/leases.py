@@ -12,13 +12,38 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from unlearnd.errors import BusyError, UnlearndError
 from unlearnd.ledger import Ledger, leases
 
 Clock = Callable[[], datetime]
+
+
+class SteadyClock:
+    """A clock that never tells an earlier time than before, whatever the machine's does.
+
+    What is logged goes by it: a receipt dated before a leaf that it follows would be refused. After the machine's
+    clock was set back, time stands still here until it has caught up. Leases go by the machine's clock, `raw`.
+    """
+
+    def __init__(self, raw: Clock) -> None:
+        self.raw = raw
+        self._latest = datetime.min.replace(tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        self.not_before(self.raw())
+        return self._latest
+
+    def not_before(self, moment: datetime | None) -> None:
+        """Tell no time before this one from now on."""
+        if moment is not None:
+            self._latest = max(self._latest, moment)
+
+
+_ended: set[str] = set()
+"""Holders of this process that are done and could not say so."""
 
 _SECONDS = 30.0
 _RENEW_EVERY = 5.0
@@ -80,7 +105,19 @@ def hold(
     finally:
         held._stop.set()
         keeper.join()
+        # If this fails, the lease runs out by itself, and this process need not wait for that.
+        _ended.add(held.holder)
         leases.drop(ledger, held.holder)
+        _ended.discard(held.holder)
+
+
+def check_idle(ledger: Ledger, clock: Clock) -> None:
+    """Raise `BusyError` while anybody holds a lease."""
+    now = _now(ledger, clock)
+    for lease in leases.all_leases(ledger):
+        if lease.expires > now and not _is_dead(lease.holder):
+            host, pid = lease.holder.split("/")[:2]
+            raise BusyError(f"process {pid} on {host} is at work on {lease.name}; try again when it is done")
 
 
 def _take(ledger: Ledger, held: Hold, clock: Clock, preempt: bool, patience: float) -> None:
@@ -106,7 +143,8 @@ def _take(ledger: Ledger, held: Hold, clock: Clock, preempt: bool, patience: flo
 
 def _now(ledger: Ledger, clock: Clock) -> float:
     """Return the time that leases go by: the database's where it has a clock, since machines may disagree."""
-    return ledger.time(clock().timestamp())
+    raw = clock.raw if isinstance(clock, SteadyClock) else clock
+    return ledger.time(raw().timestamp())
 
 
 def _this_process() -> str:
@@ -115,8 +153,10 @@ def _this_process() -> str:
 
 
 def _is_dead(holder: str) -> bool:
-    """Say whether the holder was a process of this machine that has ended."""
+    """Say whether the holder was a process of this machine that has ended, or work of this one that has."""
     host, pid, started = holder.split("/")[:3]
+    if holder in _ended:
+        return True
     if host != socket.gethostname().replace("/", "-"):
         return False
     try:

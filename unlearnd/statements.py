@@ -1,8 +1,10 @@
 """What each kind of leaf says: from our values to payloads, as docs/reference/evidence.md lays them down."""
 
 import hmac
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from unlearnd.digests import Digest, digest_of_json
@@ -46,11 +48,23 @@ class ErasureStatement:
     """(object, version) of every version destroyed, where storage keeps versions."""
     kept: Sequence[tuple[str, str, str]] = ()
     """(object, version, why) of every version that storage did not let go."""
+    remnants: Sequence[str] = ()
+    """What of the ledger is not claimed either."""
 
 
 def origin_of(store_id: str) -> str:
     """Return the name of a store's log."""
     return f"unlearnd.dev/log/{store_id}"
+
+
+def moment_of(payload: bytes) -> datetime | None:
+    """Return when a leaf was made, to the minute; None where it does not say, or is damaged: an audit tells that."""
+    try:
+        said = json.loads(payload)["predicate"]
+        told = [said[name] for name in ("at", "createdAt", "receivedAt", "influenceRemovedAt") if name in said]
+        return max(datetime.strptime(at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC) for at in told)
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def commit_to_user(nonce: bytes, user: str) -> str:
@@ -283,7 +297,7 @@ def _scope(said: ErasureStatement) -> dict[str, list[str]]:
     kept = {"training-data" if name.startswith("data/") else "checkpoints" for name, _, _ in said.kept}
     return {
         "claims": [claim for claim in CLAIMS if claim not in kept],
-        "notClaimed": [*NOT_CLAIMED, *(["object-versions-kept"] if kept else [])],
+        "notClaimed": [*NOT_CLAIMED, *(["object-versions-kept"] if kept else []), *said.remnants],
     }
 
 

@@ -1,4 +1,4 @@
-"""Every durable step of ingest, build and erase, named once.
+"""Every durable step of ingest, build, erase and moving a ledger, named once.
 
 A step is a moment after which a killed process leaves something behind. The code says `reached(step)` right
 after each; nothing happens there unless somebody watches. The crash tests watch, kill the process at every
@@ -40,6 +40,10 @@ class Step(StrEnum):
     LOG_SIGNED = "log: a tree head signed"
     RECEIPT_WRITTEN = "receipt: written, not in the ledger"
     RECEIPT_ENTERED = "receipt: in the ledger"
+    LEDGER_COPIED = "ledger copy: all in the new database, the old one in force"
+    LEDGER_ENDED = "ledger copy: the old one ended, the settings name it"
+    LEDGER_SWITCHED = "ledger copy: the settings name the new one"
+    LEDGER_DISCARDED = "ledger copy: the old one destroyed"
 
 
 watcher: Callable[[Step], None] | None = None

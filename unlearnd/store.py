@@ -8,7 +8,7 @@ import base64
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
@@ -27,6 +27,7 @@ from unlearnd.checkpoints import standings
 from unlearnd.config import (
     FILE_NAME,
     Config,
+    change_ledger,
     check_no_secret,
     check_storage_options,
     read_config,
@@ -54,9 +55,10 @@ from unlearnd.ingest import Added, Layout, check_layout, check_name, ingest
 from unlearnd.intake import RowResult, receive_rows
 from unlearnd.keys import create_keys, discard_keys, draw_id, draw_seed, open_keys, public_pem
 from unlearnd.layouts import FrozenLayout, Risk, Risks, as_risks, risks_of
-from unlearnd.leases import Clock, hold
+from unlearnd.leases import Clock, SteadyClock, check_idle, hold
 from unlearnd.ledger import Ledger, dockets, erasures, log, models, points
-from unlearnd.ledger.connection import stamp
+from unlearnd.ledger import move as ledger_move
+from unlearnd.ledger.connection import MOVED, stamp
 from unlearnd.ledger.dockets import Entry, Transition
 from unlearnd.ledger.erasures import Request
 from unlearnd.ledger.leases import ingest_lease
@@ -87,6 +89,7 @@ from unlearnd.translog import (
     export,
     issue_receipts,
     keep_cosignatures,
+    newest_moment,
     prove_leaf,
     receipt_path,
     revoke_key,
@@ -213,9 +216,10 @@ class Store:
     def __init__(self, folder: Path, config: Config, clock: Clock) -> None:
         self.folder = folder
         self.config = config
-        self.clock = clock
+        self.clock = SteadyClock(clock)
         self.keys = open_keys(folder / "keys")
         self.ledger = Ledger.open(_ledger_url(folder, config.ledger))
+        self.clock.not_before(newest_moment(self.ledger))
         self.storage = Storage(_storage_url(folder, config.storage), **config.storage_options)
         self.storage.check(config.store_id)
         evidence = self.storage
@@ -280,7 +284,7 @@ class Store:
             create_keys(folder / "keys", Path(placement_key) if placement_key else None)
             undo.callback(discard_keys, folder / "keys")
             with cls(folder, config, clock) as store:
-                begin(store.translog, stamp(clock()))
+                begin(store.translog, stamp(store.clock()))
             # Last, because with this file the folder is a store.
             write_config(folder, config)
             undo.pop_all()
@@ -1118,6 +1122,7 @@ class Store:
             if all(complete[dataset_id] for dataset_id, _ in erasure.touched):
                 ready.append(erasure.id)
         if ready:
+            self.clock.not_before(newest_moment(self.ledger))
             now = self.clock()
             erasures.rebuilt(self.ledger, ready, self._rebuilt_leaves(ready, builds, now), now)
             reached(Step.ERASE_REBUILT)
@@ -1245,6 +1250,29 @@ def migrate_store(directory: str | os.PathLike[str]) -> tuple[str | None, str]:
     # What is not a ledger at all must not become an empty one.
     Ledger.check(url)
     return migrate(url)
+
+
+def copy_ledger(
+    directory: str | os.PathLike[str], url: str, *, clock: Clock = lambda: datetime.now(UTC)
+) -> ledger_move.Moved:
+    """Move the ledger of the store in `directory` to the database at `url`, where nothing is yet.
+
+    Log, receipts and digests stay as they are. Killed anywhere, called again it goes on. Nobody may be at work.
+    """
+    folder = Path(directory).absolute()
+    config = read_config(folder)
+    here, there = _ledger_url(folder, config.ledger), _ledger_url(folder, url)
+    if here == there:
+        if not ledger_move.is_unfinished(there):
+            raise RefusedError("the ledger is there already")
+    else:
+        if Ledger.check(here) != MOVED:
+            with closing(Ledger.open(here)) as ledger:
+                check_idle(ledger, clock)
+        ledger_move.move(here, there)
+        change_ledger(folder, url)
+        reached(Step.LEDGER_SWITCHED)
+    return ledger_move.finish(there)
 
 
 def _claim(undo: ExitStack, storage: Storage, store_id: str, lock_allowed: bool = False) -> None:

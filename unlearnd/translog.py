@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from unlearnd.ledger import Ledger, log
 from unlearnd.ledger.log import ReceiptEntry, SigningKey
 from unlearnd.notes import head_text, key_hash, proof_text, sign_note, tile_path, vkey
 from unlearnd.receipts import Detail, make_receipt, seal_envelope
-from unlearnd.statements import genesis, key_changed, origin_of
+from unlearnd.statements import genesis, key_changed, moment_of, origin_of
 from unlearnd.steps import Step, reached
 from unlearnd.storage import Storage
 
@@ -108,6 +109,12 @@ def sign_head(translog: Translog) -> tuple[int, str]:
     log.keep_head(translog.ledger, size, note)
     reached(Step.LOG_SIGNED)
     return size, note
+
+
+def newest_moment(ledger: Ledger) -> datetime | None:
+    """Return when the newest leaf was made, to the minute; None while there is none."""
+    leaf = log.last_leaf(ledger)
+    return moment_of(leaf) if leaf else None
 
 
 def prove_leaf(translog: Translog, index: int) -> str:

@@ -23,6 +23,7 @@ MODULES = {
     "ingest": "data",
     "init": "data",
     "keys": "evidence",
+    "ledger": "ledger",
     "log": "evidence",
     "migrate": "status",
     "plan": "plan",

@@ -14,16 +14,39 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlmodel import SQLModel
 
-from unlearnd.errors import DamagedStoreError, InputError
-from unlearnd.ledger.database import ASIDE, BULK, HOW, READ, WRITE, Database
+from unlearnd.errors import DamagedStoreError, InputError, RefusedError
+from unlearnd.ledger.database import ASIDE, BULK, HOW, LEASES, READ, WRITE, WRITERS, Database
 from unlearnd.ledger.postgres import PostgreSQL
 from unlearnd.ledger.sqlite import SQLite
 from unlearnd.ledger.tables import SCHEMA
+
+__all__ = [
+    "LEASES",
+    "MOVED",
+    "MOVING",
+    "Ledger",
+    "copy_in",
+    "drop_tables",
+    "hold_rows",
+    "in_postgres",
+    "make_tables",
+    "many",
+    "moment_from",
+    "stamp",
+]
+
+MOVING, MOVED = "moving", "moved"
+"""Stand in the place of the schema's number while a move is not finished: in the new ledger, and in what is left."""
 
 
 def stamp(now: datetime) -> str:
     """Return a moment as it is stored: UTC, to the second."""
     return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def moment_from(stamped: str) -> datetime:
+    """Return a stored moment as a time."""
+    return datetime.strptime(stamped, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
 
 
 def many(connection: Connection, sql: str, rows: Iterable[tuple[Any, ...]]) -> None:
@@ -55,6 +78,25 @@ def copy_in(connection: Connection, into: str, types: Sequence[str], rows: Itera
             copy.write_row(row)
 
 
+def make_tables(ledger: "Ledger", connection: Connection, schema: str) -> None:
+    """Make all tables of a new ledger, and say which schema they are."""
+    SQLModel.metadata.create_all(connection)
+    for guard in ledger.guards():
+        connection.exec_driver_sql(guard)
+    connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)")
+    connection.exec_driver_sql("INSERT INTO alembic_version VALUES (?)", (schema,))
+
+
+def drop_tables(ledger: "Ledger", connection: Connection, but: Sequence[str] = ()) -> None:
+    """Destroy every table of a ledger, within a transaction."""
+    known = [table.name for table in reversed(SQLModel.metadata.sorted_tables)]
+    for table in [*known, "moving", "alembic_version"]:
+        if table not in but:
+            connection.exec_driver_sql(f"DROP TABLE IF EXISTS {table}")
+    if in_postgres(connection):
+        connection.exec_driver_sql("DROP FUNCTION IF EXISTS refuse_change()")
+
+
 class Ledger:
     """An open ledger. Close it when done."""
 
@@ -73,11 +115,7 @@ class Ledger:
         ledger._database.reserve()
         with ledger.write() as connection:
             ledger.make_room(connection)
-            SQLModel.metadata.create_all(connection)
-            for guard in ledger._database.guards():
-                connection.exec_driver_sql(guard)
-            connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)")
-            connection.exec_driver_sql("INSERT INTO alembic_version VALUES (?)", (SCHEMA,))
+            make_tables(ledger, connection, SCHEMA)
         return ledger
 
     @classmethod
@@ -85,6 +123,8 @@ class Ledger:
         """Open the ledger at `url`; raise when there is none or when it has another schema."""
         found = cls.check(url)
         ledger = cls(url)
+        if found in (MOVING, MOVED):
+            raise RefusedError("the ledger is being moved to another database: run `unlearnd ledger copy` again")
         if found != SCHEMA:
             raise DamagedStoreError(
                 f"the ledger has schema {found}, this release needs {SCHEMA}: run `unlearnd migrate`"
@@ -100,6 +140,27 @@ class Ledger:
     def discard(cls, url: str) -> None:
         """Remove a ledger that was just made and will not be used."""
         _database(url).discard()
+
+    @property
+    def place(self) -> str:
+        """Where it is, for a sentence."""
+        return self._database.place
+
+    def schema(self) -> str:
+        """Return its schema's number; raise where there is no ledger."""
+        return self._database.check()
+
+    def tables(self) -> Sequence[str]:
+        """Return the names of all tables, whosever they are; none where nothing is there at all."""
+        return self._database.tables()
+
+    def guards(self) -> tuple[str, ...]:
+        """Return the statements that make the log append-only."""
+        return self._database.guards()
+
+    def reserve(self, again: bool = False) -> None:
+        """Make room for a new ledger before anything is written; with `again`, what was reserved before will do."""
+        self._database.reserve(again)
 
     def make_room(self, connection: Connection) -> None:
         """Make room for a new ledger's tables in the transaction that makes them; refuse where there is something."""
@@ -138,9 +199,9 @@ class Ledger:
         with self._translated(), _begun(self._reader) as connection:
             yield connection
 
-    def take_turn(self, connection: Connection) -> None:
-        """Wait, in a transaction of `load`, until nobody else writes."""
-        self._database.take_turn(connection)
+    def take_turn(self, connection: Connection, among: str = WRITERS) -> None:
+        """Wait until no other writer (or taker of leases) is before this transaction, and keep the rest waiting."""
+        self._database.take_turn(connection, among)
 
     def peek(self, sql: str, *values: Any) -> Any:
         """Return one value by the shortest way: for what is asked before every answer."""
@@ -163,7 +224,12 @@ class Ledger:
     def scrub(self, patience: float = 10.0) -> None:
         """Make what was deleted unreadable, as far as the database can; see `remnants`."""
         with self._translated():
-            self._database.scrub(self._database.engine.connect, patience)
+            try:
+                self._database.scrub(self._database.engine.connect, patience)
+            except DBAPIError as error:
+                if not error.connection_invalidated:
+                    raise
+                self._database.scrub(self._database.engine.connect, patience)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

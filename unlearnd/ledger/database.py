@@ -4,7 +4,7 @@ Nearly all of the ledger is one SQL that every database understands, with `?` fo
 connect and begin, where a ledger is and whether there is one, and what must be done so that nothing deleted stays.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -16,6 +16,9 @@ from unlearnd.errors import UnlearndError
 READ, WRITE, BULK, ASIDE = "read", "write", "bulk", "aside"
 """How a transaction begins: to read one moment, to write in turn, to load much and then wait for its turn, or to
 change leases, which waits for nobody."""
+
+WRITERS, LEASES = "ledger", "leases"
+"""Among whom a transaction waits for its turn: all who write, or all who take leases."""
 
 HOW = "unlearnd"
 """The execution option that says so; without it a statement runs by itself."""
@@ -34,8 +37,11 @@ class Database(Protocol):
     remnants: tuple[str, ...]
     """What deleted rows may still be found in when a scrub is done, as a receipt says it."""
 
-    def reserve(self) -> None:
-        """Make room for a new ledger before the first connection; refuse where there is something."""
+    def reserve(self, again: bool = False) -> None:
+        """Make room for a new ledger before the first connection; refuse where there is something.
+
+        With `again`, room that was made before and not used will do.
+        """
 
     def settle(self, connection: Connection) -> None:
         """Make room within the transaction that makes the tables; refuse where there is something."""
@@ -46,11 +52,14 @@ class Database(Protocol):
     def check(self) -> str:
         """Return the schema's number; raise where there is no ledger, or something else. Changes nothing."""
 
+    def tables(self) -> Sequence[str]:
+        """Return the names of all tables that are there, whosever they are. Changes nothing."""
+
     def discard(self) -> None:
         """Remove the ledger and all it left behind."""
 
-    def take_turn(self, connection: Connection) -> None:
-        """Wait until no other transaction writes, and keep others waiting until this one ends."""
+    def take_turn(self, connection: Connection, among: str) -> None:
+        """Wait until no other transaction of this kind goes on, and keep others waiting until this one ends."""
 
     def scrub(self, connect: Callable[[], AbstractContextManager[Connection]], patience: float) -> None:
         """Make what was deleted unreadable, as far as the database can."""

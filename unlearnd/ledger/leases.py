@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from unlearnd.ledger.connection import Ledger, hold_rows, in_postgres, many
+from unlearnd.ledger.connection import LEASES, Ledger, hold_rows, in_postgres, many
 
 
 def ingest_lease(dataset: str) -> str:
@@ -46,34 +46,29 @@ def take(
     would last longer than if it were taken now was given before the clock went back: it is cut to that, so that
     a dead holder blocks nobody for longer than ever; a living one renews it.
     """
-    ordered, may = sorted(names), (holder, *free)
-    marks, others = (",".join("?" * len(some)) for some in (ordered, may))
+    marks = ",".join("?" * len(names))
     asked = f"SELECT name, holder, expires FROM lease WHERE name IN ({marks}) ORDER BY name"
-    while True:
-        try:
-            with ledger.write_aside() as connection:
-                held = [Lease(*row) for row in connection.exec_driver_sql(asked, tuple(ordered))]
-                blocking = [lease for lease in held if lease.expires > now and lease.holder not in may]
-                if not blocking and in_postgres(connection):
-                    # Rows that somebody is changing this moment are skipped: they cannot be had, whoever has them.
-                    sql = f"{asked}{hold_rows(connection, 'SKIP LOCKED')}"
-                    ours = {row[0] for row in connection.exec_driver_sql(sql, tuple(ordered))}
-                    blocking = [lease for lease in held if lease.name not in ours]
-                if blocking:
-                    _cut(connection, blocking, expires)
-                    return blocking
-                # Everybody takes in the order of names, so nobody waits for somebody who waits for them.
-                sql = (
-                    "INSERT INTO lease (name, holder, expires, wanted) VALUES (?, ?, ?, FALSE) ON CONFLICT (name) "
-                    "DO UPDATE SET holder = excluded.holder, expires = excluded.expires, wanted = FALSE "
-                    f"WHERE lease.expires <= ? OR lease.holder IN ({others})"
-                )
-                taken = connection.exec_driver_sql(sql, [(name, holder, expires, now, *may) for name in ordered])
-                if taken.rowcount == len(ordered):
-                    return []
-                raise _Overtaken
-        except _Overtaken:
-            continue
+    with ledger.write_aside() as connection:
+        # Takers come one after the other, so none waits for a row that another is about to enter.
+        ledger.take_turn(connection, LEASES)
+        # Rows that a holder is changing this moment are skipped: they cannot be had, and nobody waits for them.
+        rows = connection.exec_driver_sql(asked + hold_rows(connection, "SKIP LOCKED"), tuple(names))
+        held = [Lease(*row) for row in rows]
+        blocking = [lease for lease in held if lease.expires > now and lease.holder not in (holder, *free)]
+        if in_postgres(connection):
+            ours = {lease.name for lease in held}
+            rows = connection.exec_driver_sql(asked, tuple(names))
+            blocking += [lease for lease in (Lease(*row) for row in rows) if lease.name not in ours]
+        if blocking:
+            _cut(connection, [lease for lease in held if lease in blocking], expires)
+        else:
+            many(
+                connection,
+                "INSERT INTO lease (name, holder, expires, wanted) VALUES (?, ?, ?, FALSE) ON CONFLICT (name) "
+                "DO UPDATE SET holder = excluded.holder, expires = excluded.expires, wanted = FALSE",
+                [(name, holder, expires) for name in names],
+            )
+        return blocking
 
 
 def want(ledger: Ledger, names: Sequence[str]) -> None:
@@ -100,6 +95,12 @@ def look(ledger: Ledger, holder: str) -> tuple[set[str], bool]:
     return {row[0] for row in rows}, any(row[1] for row in rows)
 
 
+def all_leases(ledger: Ledger) -> list[Lease]:
+    """Return every lease that was taken and not given back."""
+    with ledger.read() as connection:
+        return [Lease(*row) for row in connection.exec_driver_sql("SELECT name, holder, expires FROM lease")]
+
+
 def drop(ledger: Ledger, holder: str) -> None:
     """Give back all leases of `holder`."""
     with ledger.write_aside() as connection:
@@ -107,15 +108,11 @@ def drop(ledger: Ledger, holder: str) -> None:
         connection.exec_driver_sql("DELETE FROM lease WHERE holder = ?", (holder,))
 
 
-class _Overtaken(Exception):
-    """Somebody entered one of the leases between looking and taking: undo, look again."""
-
-
 def _cut(connection: Connection, blocking: Sequence[Lease], longest: float) -> None:
     many(
         connection,
-        "UPDATE lease SET expires = ? WHERE name = ? AND holder = ? AND expires > ?",
-        [(longest, lease.name, lease.holder, longest) for lease in blocking if lease.expires > longest],
+        "UPDATE lease SET expires = ? WHERE name = ?",
+        [(longest, lease.name) for lease in blocking if lease.expires > longest],
     )
 
 

@@ -63,8 +63,13 @@ def append_alone(ledger: Ledger, payloads: Sequence[bytes]) -> int:
 def size_and_root(ledger: Ledger) -> tuple[int, bytes]:
     """Return how many leaves are durable, and their root."""
     with ledger.read() as connection:
-        size = size_of(connection)
-        return size, root_at(size, _node(connection))
+        return root_of(connection)
+
+
+def root_of(connection: Connection) -> tuple[int, bytes]:
+    """Return how many leaves a transaction sees, and their root."""
+    size = size_of(connection)
+    return size, root_at(size, _node(connection))
 
 
 def root_of_first(ledger: Ledger, size: int) -> bytes:
@@ -78,6 +83,12 @@ def leaves(ledger: Ledger, begin: int, end: int) -> list[bytes]:
     sql = "SELECT body FROM leaf WHERE number >= ? AND number < ? ORDER BY number"
     with ledger.read() as connection:
         return [bytes(row[0]) for row in connection.exec_driver_sql(sql, (begin, end))]
+
+
+def last_leaf(ledger: Ledger) -> bytes | None:
+    """Return the newest leaf; None while there is none."""
+    body = ledger.peek("SELECT body FROM leaf ORDER BY number DESC LIMIT 1")
+    return None if body is None else bytes(body)
 
 
 def hashes(ledger: Ledger, level: int, begin: int, end: int) -> list[bytes]:

@@ -24,7 +24,7 @@ from unlearnd.errors import (
     StorageError,
     UnlearndError,
 )
-from unlearnd.ledger.database import ASIDE, BULK, HOW, READ, WRITE
+from unlearnd.ledger.database import ASIDE, BULK, HOW, READ, WRITE, WRITERS
 
 DEFAULT_SCHEMA = "unlearnd"
 SCRUBBED = ("users", "holding", "segment", "slice", "request", "lease")
@@ -53,6 +53,7 @@ _REFUSE_CHANGE = (
 
 # https://www.postgresql.org/docs/current/errcodes-appendix.html
 _RAISED = "P0001"
+_NO_TABLE = "42P01"
 _LOCK_TIMEOUT = "55P03"
 _CUT = ("57P01", "57P02", "57P03", "25P03")  # shut down, crashed, starting up, idle for too long in a transaction
 
@@ -80,7 +81,6 @@ class PostgreSQL:
             raise InputError("a ledger in PostgreSQL needs psycopg: pip install 'unlearnd[postgres]'") from None
         self.schema = schema
         self.place = f"schema '{schema}' of the database '{url.database or 'that libpq is set to'}'"
-        self._lock = int.from_bytes(hashlib.sha256(b"unlearnd/ledger/" + schema.encode()).digest()[:8], signed=True)
         self.engine = create_engine(
             url.set(drivername="postgresql+psycopg", query=query),
             # We say BEGIN ourselves, and so know how: the driver must not.
@@ -93,7 +93,7 @@ class PostgreSQL:
         event.listen(self.engine, "begin", self._begin)
         event.listen(self.engine, "before_cursor_execute", _translate, retval=True)
 
-    def reserve(self) -> None:
+    def reserve(self, again: bool = False) -> None:
         """Nothing to do before the first connection."""
 
     def settle(self, connection: Connection) -> None:
@@ -125,6 +125,15 @@ class PostgreSQL:
             raise DamagedStoreError(f"what is in {self.place} is not a ledger, or damaged: it has no schema number")
         return str(found)
 
+    def tables(self) -> Sequence[str]:
+        try:
+            with self.engine.connect() as connection:
+                return self._tables(connection)
+        except DBAPIError as error:
+            raise self.refusal(error) from None
+        finally:
+            self.engine.dispose()
+
     def discard(self) -> None:
         try:
             with self.engine.execution_options(**{HOW: WRITE}).begin() as connection:
@@ -136,8 +145,8 @@ class PostgreSQL:
         finally:
             self.engine.dispose()
 
-    def take_turn(self, connection: Connection) -> None:
-        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({self._lock})")
+    def take_turn(self, connection: Connection, among: str) -> None:
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_number(f'unlearnd/{among}/{self.schema}')})")
 
     def scrub(self, connect: Callable[[], AbstractContextManager[Connection]], patience: float) -> None:
         with connect() as connection:
@@ -153,6 +162,9 @@ class PostgreSQL:
                 "the ledger cannot be used: the connection to the database was cut; "
                 "what was not committed is undone, run the command again"
             )
+        if code == _NO_TABLE:
+            said = _said(error.orig)
+            return StorageError(f"the ledger cannot be used: {said}; if it was moved, open the store again")
         if code == _RAISED or isinstance(error, IntegrityError):
             return DamagedStoreError(f"the ledger refused a change: {_said(error.orig)}")
         return StorageError(f"the ledger cannot be used: {_said(error.orig)}")
@@ -165,7 +177,7 @@ class PostgreSQL:
         if how is not None:
             connection.exec_driver_sql(_BEGIN[how])
             if how == WRITE:
-                self.take_turn(connection)
+                self.take_turn(connection, WRITERS)
 
     def _has_schema(self, connection: Connection) -> bool:
         sql = "SELECT count(*) FROM pg_namespace WHERE nspname = ?"
@@ -198,6 +210,12 @@ def _translate(
     if context is None or context.compiled is None:
         statement = _marked(statement)
     return statement, parameters
+
+
+@lru_cache(maxsize=64)
+def _number(name: str) -> int:
+    """Return the number of an advisory lock: PostgreSQL knows them by nothing else."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
 
 
 @lru_cache(maxsize=2048)

@@ -8,7 +8,7 @@ fails half-way because another one was quicker.
 import os
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,9 @@ class SQLite:
         event.listen(self.engine, "connect", _connect)
         event.listen(self.engine, "begin", _begin)
 
-    def reserve(self) -> None:
+    def reserve(self, again: bool = False) -> None:
         try:
-            self.path.touch(mode=0o600, exist_ok=False)
+            self.path.touch(mode=0o600, exist_ok=again)
         except FileExistsError:
             raise RefusedError(f"there is a file at {self.path} already; a ledger is never overwritten") from None
         except OSError as error:
@@ -72,11 +72,21 @@ class SQLite:
             raise DamagedStoreError(f"{path} is not a ledger, or damaged: it has no schema")
         return str(row[0])
 
+    def tables(self) -> Sequence[str]:
+        if not self.path.exists() or not self.path.stat().st_size:
+            return []
+        try:
+            with closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+                rows = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
+                return [row[0] for row in rows]
+        except sqlite3.Error as error:
+            raise DamagedStoreError(f"{self.path} is not a ledger, or damaged: {error}") from None
+
     def discard(self) -> None:
         for ending in ("", "-wal", "-shm"):
             Path(f"{self.path}{ending}").unlink(missing_ok=True)
 
-    def take_turn(self, connection: Connection) -> None:
+    def take_turn(self, connection: Connection, among: str) -> None:
         """Nothing to do: whoever writes took the lock when it began."""
 
     def scrub(self, connect: Callable[[], AbstractContextManager[Connection]], patience: float) -> None:
@@ -94,6 +104,8 @@ class SQLite:
             time.sleep(0.05)
 
     def refusal(self, error: DBAPIError) -> UnlearndError:
+        if isinstance(error, OperationalError) and "no such table" in str(error.orig):
+            return StorageError(f"the ledger cannot be used: {error.orig}; if it was moved, open the store again")
         if isinstance(error, OperationalError):
             return StorageError(f"the ledger cannot be used: {error.orig}")
         return DamagedStoreError(f"the ledger refused a change: {error.orig}")
