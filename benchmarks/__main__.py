@@ -10,7 +10,18 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-NAMES = ("training", "checkpoints", "ingest", "erase", "prediction", "log", "networks", "transfer", "scenarios")
+NAMES = (
+    "training",
+    "checkpoints",
+    "ingest",
+    "erase",
+    "prediction",
+    "log",
+    "networks",
+    "transfer",
+    "scenarios",
+    "storage",
+)
 
 
 def main() -> int:

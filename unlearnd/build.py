@@ -17,7 +17,16 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from unlearnd.checkpoints import Standing, destroy_all_but, encode_state, path_of, read_state, read_states, standings
+from unlearnd.checkpoints import (
+    Standing,
+    destroy_all_but,
+    encode_state,
+    path_of,
+    read_state,
+    read_states,
+    seal_state,
+    standings,
+)
 from unlearnd.digests import Digest
 from unlearnd.errors import BackendError, BusyError, DamagedStoreError, RefusedError, UnlearndError
 from unlearnd.features import Sight, read_seen
@@ -470,9 +479,12 @@ class _Group:
         for shard, slice_, state, samples, seconds in trained:
             recipe: Digest = self._standings[shard].recipes[slice_]
             saved, path = encode_state(state), path_of(self._model.name, shard, recipe)
+            key = None
+            if self._storage.vault:
+                path, saved, key = seal_state(self._storage.vault, path, saved)
             objects.append((path, saved.pieces))
             written.append(
-                NewCheckpoint(shard, slice_, recipe, saved.file, saved.tensors, path, saved.size, samples, seconds)
+                NewCheckpoint(shard, slice_, recipe, saved.file, saved.tensors, path, saved.size, samples, seconds, key)
             )
         self._held.check()
         self._storage.write_many(objects)

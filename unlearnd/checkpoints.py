@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from unlearnd.digests import Digest, digest_of, digest_of_tensors
@@ -24,7 +22,10 @@ from unlearnd.hookspecs import State
 from unlearnd.ledger import Ledger, models, points
 from unlearnd.ledger.models import Checkpoint, Model
 from unlearnd.recipes import recipes
-from unlearnd.storage import Pieces, Record, Storage
+from unlearnd.storage import Pieces, Record, Storage, Vault, opened
+from unlearnd.tensors import read_tensors
+
+_ANEW = "restore it from a backup, or train it anew from the one before it with `unlearnd build --retrain-damaged`"
 
 
 @dataclass(frozen=True)
@@ -153,19 +154,28 @@ def read_states(storage: Storage, checkpoints: Sequence[Checkpoint]) -> list[Sta
     states: list[State] = []
     try:
         for data in storage.read_many([checkpoint.path for checkpoint in checkpoints]):
-            states.append(_decode(checkpoints[len(states)], data))
+            states.append(_decode(storage, checkpoints[len(states)], data))
     except NotFoundError:
-        raise DamagedStoreError(f"the ledger lists {checkpoints[len(states)].path}, which storage lacks") from None
+        raise DamagedStoreError(
+            f"the ledger lists {checkpoints[len(states)].path}, which storage lacks; {_ANEW}"
+        ) from None
     return states
 
 
-def _decode(checkpoint: Checkpoint, data: bytes) -> State:
+def _decode(storage: Storage, checkpoint: Checkpoint, data: bytes) -> State:
     if digest_of(data) != checkpoint.file:
-        raise DamagedStoreError(f"{checkpoint.path} is not what the ledger recorded: its digest differs")
-    try:
-        return load_tensors(data)
-    except SafetensorError as error:
-        raise DamagedStoreError(f"{checkpoint.path} cannot be read: {error}") from None
+        raise DamagedStoreError(f"{checkpoint.path} is not what the ledger recorded: its digest differs; {_ANEW}")
+    return read_tensors(opened(storage.vault, checkpoint.path, data, checkpoint.key), checkpoint.path)
+
+
+def seal_state(vault: Vault, path: str, saved: Saved) -> tuple[str, Saved, bytes]:
+    """Return a state encrypted, the name it is kept under, and the wrapped key that opens it.
+
+    The name is drawn: two builders of one recipe encrypt under two keys, and must not overwrite each other.
+    """
+    name = vault.draw_name(path.removesuffix(".safetensors"))
+    data, key = vault.seal(name, saved.pieces)
+    return name, Saved([data], len(data), digest_of(data), saved.tensors), key
 
 
 def destroy_all_but(storage: Storage, model: str, shard: int, keep: Iterable[str], record: Record | None = None) -> int:

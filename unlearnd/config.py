@@ -19,7 +19,7 @@ FILE_NAME = "unlearnd.toml"
 _SECTIONS: dict[str, dict[str, type]] = {
     "store": {"id": str, "ledger": str, "storage": str, "receipts": str},
     "build": {"executor": str, "workers": int, "device": str},
-    "keys": {"signer": str},
+    "keys": {"signer": str, "wrapper": str},
     "policy": {"policy": str, "policies": str},
     "storage": {
         "endpoint_url": str,
@@ -45,6 +45,8 @@ class Config:
     workers: int = 1
     device: str = "auto"
     signer: str = "file"
+    wrapper: str = "none"
+    """Who wraps the keys of encrypted objects; `none`: nothing is encrypted."""
     policy: str = "default"
     """The policy of requests that name none."""
     policies: str = "policies"
@@ -145,6 +147,7 @@ def write_config(folder: Path, config: Config) -> None:
         "# Who signs tree heads and receipts: `file`, or a plugin's signer for a key service.",
         "[keys]",
         f"signer = {_quoted(config.signer)}",
+        *([f"wrapper = {_quoted(config.wrapper)}"] if config.wrapper != "none" else []),
         "",
         "# Which policy counts for requests that name none, and the folder of policies of your own.",
         "[policy]",

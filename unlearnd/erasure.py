@@ -49,7 +49,7 @@ from unlearnd.statements import (
     slices_sealed,
 )
 from unlearnd.steps import Step, reached
-from unlearnd.storage import Kept, Storage, Version
+from unlearnd.storage import CIPHER, Kept, Storage, Version
 from unlearnd.translog import Translog, issue_receipts, keep_detail, keep_details, newest_moment
 
 Target = bytes | tuple[str, int]
@@ -350,6 +350,7 @@ def _conclude(translog: Translog, plugins: Mapping[str, str], erasure_id: str, n
                 gone=[(one.name, one.version) for one in objects if one.destroyed_at],
                 kept=[(one.name, one.version, one.kept) for one in objects if one.kept],
                 remnants=ledger.remnants,
+                cipher=CIPHER if translog.storage.vault else None,
             )
         )
         details.append(detail)

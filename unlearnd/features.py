@@ -161,6 +161,9 @@ def _keep(
     An erasure rewrites slice data under the same lease. So it finds what is here in the ledger, or it finds what a
     killed build left in the folder that it sweeps; and what it has cleaned is not written to any more.
     """
+    if storage.vault:
+        # Features are as personal as what they were made of, and would lie there unencrypted: compute them each time.
+        return
     with hold(ledger, [data_lease(dataset.name, shard)], clock) as held:
         current = set(points.segments_of(ledger, dataset.id, shard))
         lasting = [(segment, rows) for segment, rows in fresh if segment in current and not segment.dropped]

@@ -209,6 +209,26 @@ class SignerMaker(Protocol):
         ...
 
 
+class KeyWrapper(Protocol):
+    """Something that keeps keys safe by encrypting them: a key file, a key service, a hardware module."""
+
+    def wrap(self, key: bytes) -> bytes:
+        """Return a key of 32 bytes encrypted."""
+        ...
+
+    def unwrap(self, wrapped: bytes) -> bytes:
+        """Return the key that was wrapped; raise `ValueError` where that is none of ours."""
+        ...
+
+
+class KeyWrapperMaker(Protocol):
+    """Gives the wrapper of keys of the store whose keys are in `folder`."""
+
+    def __call__(self, folder: Path) -> KeyWrapper:
+        """Return the wrapper; raise an `UnlearndError` where there is none."""
+        ...
+
+
 class PlacementRule(Protocol):
     """A way of deciding where users go. It sees keyed numbers, never other points, counts or order."""
 
@@ -307,6 +327,11 @@ def register_executors(register: Callable[[str, Executor], None]) -> None:
 @hookspec
 def register_signers(register: Callable[[str, SignerMaker], None]) -> None:
     """Bring makers of signers under a name. When, order, return value and errors: as `register_backends`."""
+
+
+@hookspec
+def register_wrappers(register: Callable[[str, KeyWrapperMaker], None]) -> None:
+    """Bring makers of key wrappers under a name. When, order, return value and errors: as `register_backends`."""
 
 
 @hookspec

@@ -35,7 +35,7 @@ from unlearnd.ledger.leases import ingest_lease
 from unlearnd.ledger.points import Dataset, Generation, Ingest, NewSegment, Users
 from unlearnd.packing import pack_many
 from unlearnd.placement import numbers_of_points, numbers_of_users
-from unlearnd.slices import Rows, encode_segment, folder_of
+from unlearnd.slices import Rows, encode_segment, folder_of, sealed
 from unlearnd.sources import Batch, Column, as_labels, decide_labels
 from unlearnd.statements import dataset_made
 from unlearnd.steps import Step, reached
@@ -472,8 +472,9 @@ class _Intake:
         shard, slice_ = divmod(place, self._generation.last_slice + 1)
         encoded, first = encode_segment(rows), int(rows.position[0])
         path = f"{folder_of(self._name, shard, slice_)}/{first:012d}-{self._ingest_id[:16]}.safetensors"
-        self._storage.write(path, encoded)
-        return NewSegment(shard, slice_, first, path, digest_of(encoded), len(rows))
+        data, key = sealed(self._storage, path, encoded)
+        self._storage.write(path, data)
+        return NewSegment(shard, slice_, first, path, digest_of(data), len(rows), key)
 
     def dataset(self) -> Dataset:
         """Return the dataset as it will be once this ingest is entered."""

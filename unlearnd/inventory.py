@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from posixpath import dirname
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load as load_tensors
 
 from unlearnd.agreement import chain_of
 from unlearnd.bases import FOLDER as BASES
@@ -21,7 +19,8 @@ from unlearnd.ledger.models import Checkpoint
 from unlearnd.ledger.moments import Moment
 from unlearnd.ledger.points import Dataset, Segment
 from unlearnd.slices import Rows, commitments, out_of_use, read_features
-from unlearnd.storage import Storage
+from unlearnd.storage import Storage, opened
+from unlearnd.tensors import read_tensors
 
 
 @dataclass
@@ -70,8 +69,9 @@ def problem_of(storage: Storage, checkpoint: Checkpoint, built: Built | None) ->
     if (digest_of(data), len(data)) != (built.file, built.size):
         return "is not the file that was logged: its digest or size differs"
     try:
-        tensors = encode_state(load_tensors(data)).tensors
-    except (SafetensorError, ValueError, TypeError, KeyError):
+        plain = opened(storage.vault, checkpoint.path, data, checkpoint.key)
+        tensors = encode_state(read_tensors(plain, checkpoint.path)).tensors
+    except (DamagedStoreError, ValueError, TypeError, KeyError):
         return "cannot be read"
     return None if tensors == built.tensors else "does not hold the tensors that were logged"
 
@@ -97,8 +97,9 @@ def wrong_features(storage: Storage, moment: Moment) -> list[str]:
                 wrong.append(f"{kept.path} is not what the ledger recorded, or cannot be read")
                 continue
             try:
-                held = load_tensors(storage.read(segment.path))["position"]
-            except (NotFoundError, SafetensorError, KeyError):
+                plain = opened(storage.vault, segment.path, storage.read(segment.path), segment.key)
+                held = read_tensors(plain, segment.path)["position"]
+            except (NotFoundError, DamagedStoreError, KeyError):
                 continue  # said of the segment itself
             if not np.array_equal(held, rows.position) or len(rows.x) != len(held):
                 wrong.append(f"{kept.path} has features of other rows than its slice data")
@@ -128,7 +129,7 @@ def excuses(moment: Moment, history: History, names: Iterable[str], now: float) 
     beside = {segment.path.removesuffix(".safetensors") for segment in segments}
     rewritten = {dirname(segment.path) for segment in segments if segment.dropped}
     expected = {
-        path_of(name, shard, Digest(recipe))
+        _stem(path_of(name, shard, Digest(recipe)))
         for name, model in moment.models.items()
         for shard in range(1, model.spec.shards + 1)
         for recipe in chain_of(model, shard, history.roots_of(moment.datasets[model.dataset_id].name, shard))[1:]
@@ -141,7 +142,7 @@ def excuses(moment: Moment, history: History, names: Iterable[str], now: float) 
             return "an erasure has not ended, the next `unlearnd erase` or `build` goes on with it"
         if name.startswith("data/") and any(ingest[:16] in name for ingest in moment.unfinished):
             return "an ingest was cut off, the next one clears it away"
-        if name in expected or (name.endswith(".features") and name.rsplit(".", 2)[0] in beside):
+        if _stem(name) in expected or (name.endswith(".features") and name.rsplit(".", 2)[0] in beside):
             return "a build was cut off, `unlearnd build` goes on with it"
         if name.startswith(f"{BASES}/"):
             return "a declaration was cut off, the next `unlearnd train` with a base clears it away"
@@ -168,7 +169,7 @@ def _read_segment(
         # Read on: what is in it now is what would be trained on.
         found.wrong.append(f"{segment.path} is not what the ledger recorded: its digest differs")
     try:
-        columns = load_tensors(data)
+        columns = read_tensors(opened(storage.vault, segment.path, data, segment.key), segment.path)
         x, label, position, owner = (columns[name] for name in ("x", "label", "position", "owner"))
         rows = Rows(x, label, position, owner, columns.get("group"))
         if wanted is not None:
@@ -180,13 +181,19 @@ def _read_segment(
             so_far.extend(commitments(ledger, dataset, live))
     except DamagedStoreError as error:
         return f"cannot be compared: {error}"
-    except (SafetensorError, LookupError, ValueError, TypeError) as error:
+    except (LookupError, ValueError, TypeError) as error:
         return f"cannot be read ({type(error).__name__})"
     return None
 
 
 def _bases(moment: Moment) -> set[Digest]:
     return {digest for model in moment.models.values() if (digest := base_of(model.spec.settings))}
+
+
+def _stem(name: str) -> str:
+    """Return the name of a checkpoint without what follows its recipe: encrypted ones have more of it."""
+    folder, _, last = name.rpartition("/")
+    return f"{folder}/{last.partition('.')[0]}"
 
 
 def _handles(rows: Rows) -> Iterable[bytes]:

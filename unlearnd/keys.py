@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,26 @@ class FileSigner:
 
     def sign(self, message: bytes) -> bytes:
         return bytes(self._private.sign(message))
+
+
+@dataclass(frozen=True, repr=False)
+class FileWrapper:
+    """Wraps keys under one in a file (RFC 3394)."""
+
+    _key: bytes
+
+    def wrap(self, key: bytes) -> bytes:
+        from cryptography.hazmat.primitives.keywrap import aes_key_wrap  # heavy
+
+        return aes_key_wrap(self._key, key)
+
+    def unwrap(self, wrapped: bytes) -> bytes:
+        from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap  # heavy
+
+        try:
+            return aes_key_unwrap(self._key, wrapped)
+        except InvalidUnwrap:
+            raise ValueError("the key was not wrapped by this one") from None
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,6 +101,30 @@ def open_keys(folder: Path) -> Keys:
         placement=_read_key(folder / "placement.key", DamagedStoreError),
         pepper=_read_key(folder / "pepper.key", DamagedStoreError),
     )
+
+
+def create_wrapper(folder: Path) -> None:
+    """Write a fresh key that wraps those of objects."""
+    _write_key(folder / "store.key", secrets.token_bytes(KEY_BYTES))
+
+
+def open_wrapper(folder: Path) -> FileWrapper:
+    """Return what wraps keys under the key file `store.key`."""
+    return FileWrapper(_read_key(folder / "store.key", DamagedStoreError))
+
+
+def check_private(*paths: Path) -> None:
+    """Raise `RefusedError` where a file, or a folder and the keys in it, can be read or changed by others."""
+    if os.name != "posix":
+        return
+    for path in [inner for given in paths for inner in (given, *sorted(given.glob("*.key")))]:
+        try:
+            mode = stat.S_IMODE(path.stat().st_mode)
+        except FileNotFoundError:
+            continue
+        if mode & 0o077:
+            right = "700" if path.is_dir() else "600"
+            raise RefusedError(f"{path} is open to others (mode {mode:04o}): close it with `chmod {right} {path}`")
 
 
 ROLES = ("log", "receipt")

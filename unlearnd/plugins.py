@@ -20,6 +20,7 @@ from unlearnd.hookspecs import (
     Aggregator,
     Backend,
     Executor,
+    KeyWrapperMaker,
     Petition,
     PlacementRule,
     PriorPlacement,
@@ -52,6 +53,7 @@ class Plugins:
     executors: Mapping[str, Executor]
     aggregators: Mapping[str, Aggregator]
     signers: Mapping[str, SignerMaker]
+    wrappers: Mapping[str, KeyWrapperMaker]
     manager: pluggy.PluginManager
 
     def vetoes(self, petitions: Sequence[Petition], folder: Path, today: date) -> list[tuple[str, Veto]]:
@@ -105,6 +107,10 @@ class Plugins:
         maker = _named(self.signers, "signer", name)
         return maker if name == "file" else partial(_make_checked, name, maker)
 
+    def wrapper(self, name: str) -> KeyWrapperMaker:
+        """Return the maker of key wrappers of that name or raise `NotFoundError`."""
+        return _named(self.wrappers, "wrapper", name)
+
     def aggregator(self, name: str) -> Aggregator:
         """Return the aggregator of that name or raise `NotFoundError`."""
         return _named(self.aggregators, "aggregator", name)
@@ -139,7 +145,7 @@ def gather(entries: list[EntryPoint]) -> Plugins:
     for entry in entries:
         _register(manager, entry)
     _check_spelling(manager)
-    shelves = {kind: _Shelf(kind) for kind in ("backend", "placement", "executor", "aggregator", "signer")}
+    shelves = {kind: _Shelf(kind) for kind in ("backend", "placement", "executor", "aggregator", "signer", "wrapper")}
     for entry in entries:
         others = [plugin for name, plugin in manager.list_name_plugin() if name != entry.name]
         for kind, shelf in shelves.items():

@@ -19,8 +19,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from unlearnd.digests import Digest, digest_of
@@ -31,7 +29,8 @@ from unlearnd.ledger.points import Dataset, NewSegment, Segment
 from unlearnd.merkle import root_of
 from unlearnd.packing import Positions, unpack
 from unlearnd.steps import Step, reached
-from unlearnd.storage import Record, Storage
+from unlearnd.storage import Record, Storage, opened
+from unlearnd.tensors import read_tensors
 
 
 @dataclass(frozen=True)
@@ -82,19 +81,24 @@ def encode_segment(rows: Rows) -> bytes:
     return bytes(save_tensors(columns))
 
 
+def sealed(storage: Storage, path: str, encoded: bytes) -> tuple[bytes, bytes | None]:
+    """Return a segment as it goes to storage, and the wrapped key that opens it, where the store encrypts."""
+    return storage.vault.seal(path, [encoded]) if storage.vault else (encoded, None)
+
+
 def read_segment(storage: Storage, segment: Segment) -> Rows:
     """Return all rows of a segment, dropped ones too, after checking its digest."""
-    return _decode(segment, storage.read(segment.path))
+    return _decode(storage, segment, storage.read(segment.path))
 
 
-def _decode(segment: Segment, data: bytes) -> Rows:
+def _decode(storage: Storage, segment: Segment, data: bytes) -> Rows:
     if digest_of(data) != segment.digest:
         raise DamagedStoreError(f"{segment.path} is not what the ledger recorded: its digest differs")
+    columns = read_tensors(opened(storage.vault, segment.path, data, segment.key), segment.path)
     try:
-        columns = load_tensors(data)
-    except SafetensorError as error:
-        raise DamagedStoreError(f"{segment.path} cannot be read: {error}") from None
-    return Rows(columns["x"], columns["label"], columns["position"], columns["owner"], columns.get("group"))
+        return Rows(columns["x"], columns["label"], columns["position"], columns["owner"], columns.get("group"))
+    except KeyError as lacking:
+        raise DamagedStoreError(f"{segment.path} cannot be read: it has no {lacking}") from None
 
 
 def out_of_use(segment: Segment) -> Positions:
@@ -129,9 +133,9 @@ def read_features(storage: Storage, kept: Kept) -> FeatureRows | None:
         data = storage.read(kept.path)
         if digest_of(data) != kept.digest:
             return None
-        columns = load_tensors(data)
+        columns = read_tensors(data, kept.path)
         return FeatureRows(columns["x"], columns["label"], columns["position"])
-    except (NotFoundError, SafetensorError, KeyError):
+    except (NotFoundError, DamagedStoreError, KeyError):
         return None
 
 
@@ -149,11 +153,15 @@ def read_slices(
         found: dict[int, list[Rows]] = {}
         try:
             for segment, data in zip(segments, storage.read_many([s.path for s in segments]), strict=True):
-                found.setdefault(segment.slice, []).append(_live(segment, _decode(segment, data)))
+                found.setdefault(segment.slice, []).append(_live(segment, _decode(storage, segment, data)))
         except NotFoundError as error:
             # An erasure may have rewritten a segment since the ledger was read; then look again.
             if points.segments_of(ledger, dataset.id, shard, only) == segments:
-                raise DamagedStoreError(f"the ledger lists slice data that storage lacks: {error}") from None
+                raise DamagedStoreError(
+                    f"the ledger lists slice data that storage lacks: {error}; restore that object from a backup of "
+                    f"the storage. Models trained on it answer as before, but shard {shard} of dataset "
+                    f"'{dataset.name}' can be neither built nor erased from until it is back"
+                ) from None
             continue
         return found
 
@@ -223,12 +231,12 @@ def rewrite_dropped(
         rows = rows.keep(~np.isin(rows.position, unpack(segment.dropped)))
         new, carried, folder = None, [], folder_of(dataset.name, shard, segment.slice)
         if len(rows):
-            data = encode_segment(rows)
-            digest = digest_of(data)
+            encoded = encode_segment(rows)
             # Named by content: what another erasure of the slice writes can never be taken for this.
-            path = f"{folder}/{segment.first:012d}-{digest[:16]}.safetensors"
+            path = f"{folder}/{segment.first:012d}-{digest_of(encoded)[:16]}.safetensors"
+            data, key = sealed(storage, path, encoded)
             storage.write(path, data)
-            new = NewSegment(shard, segment.slice, segment.first, path, digest, len(rows))
+            new = NewSegment(shard, segment.slice, segment.first, path, digest_of(data), len(rows), key)
         reached(Step.ERASE_REWRITTEN)
         if new is not None:
             mine = features.of_segments(kept, [segment.id])

@@ -50,6 +50,8 @@ class ErasureStatement:
     """(object, version, why) of every version that storage did not let go."""
     remnants: Sequence[str] = ()
     """What of the ledger is not claimed either."""
+    cipher: str | None = None
+    """How destroyed objects were encrypted, each under a key that was destroyed with it; None: they were not."""
 
 
 def origin_of(store_id: str) -> str:
@@ -279,6 +281,8 @@ def erasure_done(said: ErasureStatement) -> tuple[bytes, Detail]:
         "scope": _scope(said),
         "software": {"name": SOFTWARE, "version": said.version, "plugins": dict(said.plugins)},
     }
+    if said.cipher:
+        predicate["encryption"] = {"cipher": said.cipher, "keys": "destroyed"}
     if gone or kept:
         predicate["objects"] = {
             "destroyed": {"count": len(gone), "root": root_of_lines(gone)},
@@ -296,7 +300,7 @@ def _scope(said: ErasureStatement) -> dict[str, list[str]]:
     """Return what is claimed and what is not: of what storage kept, nothing."""
     kept = {"training-data" if name.startswith("data/") else "checkpoints" for name, _, _ in said.kept}
     return {
-        "claims": [claim for claim in CLAIMS if claim not in kept],
+        "claims": [*(claim for claim in CLAIMS if claim not in kept), *(["object-keys"] if said.cipher else [])],
         "notClaimed": [*NOT_CLAIMED, *(["object-versions-kept"] if kept else []), *said.remnants],
     }
 

@@ -53,7 +53,16 @@ from unlearnd.features import Sight
 from unlearnd.hookspecs import Backend, FeatureBackend, PriorPlacement, Task
 from unlearnd.ingest import Added, Layout, check_layout, check_name, ingest
 from unlearnd.intake import RowResult, receive_rows
-from unlearnd.keys import create_keys, discard_keys, draw_id, draw_seed, open_keys, public_pem
+from unlearnd.keys import (
+    check_private,
+    create_keys,
+    create_wrapper,
+    discard_keys,
+    draw_id,
+    draw_seed,
+    open_keys,
+    public_pem,
+)
 from unlearnd.layouts import FrozenLayout, Risk, Risks, as_risks, risks_of
 from unlearnd.leases import Clock, SteadyClock, check_idle, hold
 from unlearnd.ledger import Ledger, dockets, erasures, log, models, points
@@ -79,7 +88,7 @@ from unlearnd.serving import Answers, Evaluation, ServedModel, join_evaluations
 from unlearnd.sources import Batch, Data, read_batches
 from unlearnd.statements import model_declared, models_rebuilt
 from unlearnd.steps import Step, reached
-from unlearnd.storage import Storage
+from unlearnd.storage import Storage, Vault
 from unlearnd.translog import (
     Translog,
     add_witness,
@@ -221,12 +230,15 @@ class Store:
         self.ledger = Ledger.open(_ledger_url(folder, config.ledger))
         self.clock.not_before(newest_moment(self.ledger))
         self.storage = Storage(_storage_url(folder, config.storage), **config.storage_options)
-        self.storage.check(config.store_id)
+        self.storage.check(config.store_id, encrypted=config.wrapper != "none")
+        check_private(folder / "keys", *_private_files(folder, config))
         evidence = self.storage
         if config.receipts is not None:
             evidence = Storage(_storage_url(folder, config.receipts), **config.storage_options)
             evidence.check(config.store_id)
         self.plugins = load_plugins()
+        if config.wrapper != "none":
+            self.storage.vault = Vault(self.plugins.wrapper(config.wrapper)(folder / "keys"))
         signer = self.plugins.signer(config.signer)
         self.translog = Translog(
             self.ledger, self.storage, folder / "keys", config.store_id, __version__, signer, evidence
@@ -241,6 +253,7 @@ class Store:
         storage: str = "storage",
         storage_options: Mapping[str, Any] | None = None,
         receipts: str | None = None,
+        encrypt: str | None = None,
         placement_key: str | os.PathLike[str] | None = None,
         policy: str = DEFAULT,
         signer: str = "file",
@@ -249,8 +262,9 @@ class Store:
         """Make a new store; refuse to overwrite one, or to share its storage with one.
 
         `storage_options` say how to reach the storage and hold no secret; `receipts` is where receipts and their
-        documents go, if not to the storage; `policy` is that of requests which name none; `signer` signs tree heads
-        and receipts: key files, or a plugin's key service.
+        documents go, if not to the storage; `encrypt` names who wraps the keys of encrypted objects (`file`, or what a
+        plugin brings), and without it nothing is encrypted; `policy` is that of requests which name none; `signer`
+        signs tree heads and receipts: key files, or a plugin's key service.
         """
         folder = Path(directory).absolute()
         load_policy(policy, folder / Config.policies)
@@ -274,15 +288,20 @@ class Store:
             storage_options=options,
             receipts=receipts,
             signer=signer,
+            wrapper=encrypt or "none",
         )
+        if encrypt:
+            load_plugins().wrapper(encrypt)
         with ExitStack() as undo:
-            _claim(undo, Storage(_storage_url(folder, storage), **options), config.store_id)
+            _claim(undo, Storage(_storage_url(folder, storage), **options), config.store_id, encrypted=bool(encrypt))
             if receipts is not None:
                 _claim(undo, Storage(_storage_url(folder, receipts), **options), config.store_id, lock_allowed=True)
             Ledger.create(_ledger_url(folder, ledger)).close()
             undo.callback(Ledger.discard, _ledger_url(folder, ledger))
             create_keys(folder / "keys", Path(placement_key) if placement_key else None)
             undo.callback(discard_keys, folder / "keys")
+            if encrypt == "file":
+                create_wrapper(folder / "keys")
             with cls(folder, config, clock) as store:
                 begin(store.translog, stamp(store.clock()))
             # Last, because with this file the folder is a store.
@@ -1275,10 +1294,19 @@ def copy_ledger(
     return ledger_move.finish(there)
 
 
-def _claim(undo: ExitStack, storage: Storage, store_id: str, lock_allowed: bool = False) -> None:
+def _private_files(folder: Path, config: Config) -> list[Path]:
+    """Return what besides the keys is for the owner alone: a local storage, a ledger that is a file."""
+    ledger = _ledger_url(folder, config.ledger)
+    files = [Path(ledger.removeprefix("sqlite:///"))] if ledger.startswith("sqlite:///") else []
+    return files + ([] if "://" in config.storage else [folder / config.storage])
+
+
+def _claim(
+    undo: ExitStack, storage: Storage, store_id: str, lock_allowed: bool = False, encrypted: bool = False
+) -> None:
     """Take a place for a store that is being made; it is let go again when the making fails."""
     storage.create()
-    storage.claim(store_id, lock_allowed=lock_allowed)
+    storage.claim(store_id, lock_allowed=lock_allowed, encrypted=encrypted)
     undo.callback(storage.unclaim)
 
 

@@ -22,6 +22,13 @@ from unlearnd.cli.show import counted, counting, print_json, print_table
     metavar="KEY=VALUE",
     help="How to reach the storage, such as endpoint_url=…; repeat it. No secrets: those come from the environment.",
 )
+@click.option(
+    "--encrypt",
+    is_flag=False,
+    flag_value="file",
+    metavar="[WRAPPER]",
+    help="Encrypt slices and checkpoints, each under a key of its own; wrapped by a key file, or by a plugin.",
+)
 @click.option("--receipts", metavar="URL", help="Where receipts go, if not to the storage; may have object lock.")
 @click.option(
     "--placement-key",
@@ -39,6 +46,7 @@ def init(
     storage: str,
     storage_options: tuple[str, ...],
     receipts: str | None,
+    encrypt: str | None,
     placement_key: str | None,
     policy: str,
     signer: str,
@@ -54,6 +62,7 @@ def init(
         storage=storage,
         storage_options=options,
         receipts=receipts,
+        encrypt=encrypt,
         placement_key=placement_key,
         policy=policy,
         signer=signer,

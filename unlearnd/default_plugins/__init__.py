@@ -8,6 +8,7 @@ from unlearnd.hookspecs import (
     Aggregator,
     Backend,
     Executor,
+    KeyWrapperMaker,
     Petition,
     PlacementRule,
     PriorPlacement,
@@ -47,6 +48,13 @@ def register_signers(register: Callable[[str, SignerMaker], None]) -> None:
     from unlearnd.keys import open_signer
 
     register("file", open_signer)
+
+
+@hookimpl
+def register_wrappers(register: Callable[[str, KeyWrapperMaker], None]) -> None:
+    from unlearnd.keys import open_wrapper
+
+    register("file", open_wrapper)
 
 
 @hookimpl

@@ -49,6 +49,8 @@ class NewCheckpoint:
     size: int
     samples: int
     seconds: float
+    key: bytes | None
+    """What opens the object, wrapped; None: it is not encrypted."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Build:
 
 _MODEL = "SELECT id, name, dataset_id, spec, sliceable, deterministic, seed, kept FROM model"
 _CHECKPOINT = (
-    "SELECT shard, slice, recipe, file, tensors, path, size, samples, seconds, id, environment, built_at "
+    "SELECT shard, slice, recipe, file, tensors, path, size, samples, seconds, key, id, environment, built_at "
     "FROM checkpoint WHERE destroyed_at IS NULL AND model_id = ?"
 )
 
@@ -169,7 +171,7 @@ def enter_checkpoints(
         many(
             connection,
             "INSERT INTO checkpoint (model_id, shard, slice, recipe, file, tensors, path, size, samples, seconds, "
-            "environment, built_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "key, environment, built_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [
                 (
                     *(
@@ -183,6 +185,7 @@ def enter_checkpoints(
                         c.size,
                         c.samples,
                         c.seconds,
+                        c.key,
                     ),
                     *(json.dumps(dict(environment), sort_keys=True), stamp(now)),
                 )
@@ -205,7 +208,7 @@ def checkpoints_destroyed(
         append(connection, leaves)
         many(
             connection,
-            "UPDATE checkpoint SET destroyed_at = ?, destroyed_by = ? WHERE id = ?",
+            "UPDATE checkpoint SET destroyed_at = ?, destroyed_by = ?, key = NULL WHERE id = ?",
             [(stamp(now), erasure_id, checkpoint_id) for checkpoint_id in ids],
         )
         connection.exec_driver_sql("UPDATE dataset SET version = version + 1 WHERE id = ?", (dataset_id,))

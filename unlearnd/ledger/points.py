@@ -72,6 +72,8 @@ class Segment:
     live: int
     held: bytes
     """Positions of users on hold; often none."""
+    key: bytes | None
+    """What opens the object, wrapped; None: it is not encrypted."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class NewSegment:
     path: str
     digest: Digest
     rows: int
+    key: bytes | None
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ _DATASET = (
 )
 # A handle met before keeps its key; one that was erased comes back as a new user with a new key.
 _MET_BEFORE = "ON CONFLICT (handle) DO UPDATE SET key = excluded.key, erased_at = NULL WHERE users.key IS NULL"
-_SEGMENT = "SELECT id, dataset_id, shard, slice, first, path, digest, rows, dropped, live, held FROM segment"
+_SEGMENT = "SELECT id, dataset_id, shard, slice, first, path, digest, rows, dropped, live, held, key FROM segment"
 
 
 def datasets(ledger: Ledger) -> list[Dataset]:
@@ -222,9 +225,12 @@ def commit_ingest(
         )
         many(
             connection,
-            "INSERT INTO segment (dataset_id, shard, slice, first, path, digest, rows, dropped, live) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [(dataset_id, s.shard, s.slice, s.first, s.path, s.digest, s.rows, b"", s.rows) for s in ingest.segments],
+            "INSERT INTO segment (dataset_id, shard, slice, first, path, digest, rows, dropped, live, key) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                (dataset_id, s.shard, s.slice, s.first, s.path, s.digest, s.rows, b"", s.rows, s.key)
+                for s in ingest.segments
+            ],
         )
         if reserved is not None:
             connection.exec_driver_sql(f"INSERT INTO users (handle, key) SELECT handle, key FROM arrived {_MET_BEFORE}")
@@ -342,11 +348,11 @@ def swap_segment(
         )
         if changed.rowcount and new is not None:
             connection.exec_driver_sql(
-                "INSERT INTO segment (dataset_id, shard, slice, first, path, digest, rows, dropped, live, held) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO segment (dataset_id, shard, slice, first, path, digest, rows, dropped, live, held, key) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     *(old.dataset_id, new.shard, new.slice, new.first, new.path, new.digest, new.rows),
-                    *(b"", old.live, old.held or None),
+                    *(b"", old.live, old.held or None, new.key),
                 ),
             )
             many(
@@ -376,7 +382,7 @@ def segments_destroyed(ledger: Ledger, segments: Iterable[Segment], now: datetim
         many(connection, "DELETE FROM feature WHERE segment_id = ?", [(segment.id,) for segment in segments])
         many(
             connection,
-            "UPDATE segment SET destroyed_at = ?, digest = '' WHERE id = ?",
+            "UPDATE segment SET destroyed_at = ?, digest = '', key = NULL WHERE id = ?",
             [(stamp(now), segment.id) for segment in segments],
         )
 

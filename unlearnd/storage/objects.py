@@ -10,9 +10,10 @@ import json
 import os
 import posixpath
 import secrets
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +24,7 @@ from fsspec.implementations.local import LocalFileSystem
 from unlearnd.errors import DamagedStoreError, NotFoundError, RefusedError, StorageError, UnlearndError
 from unlearnd.storage.disk import Pieces, sync_folder, write_file_once, write_files
 from unlearnd.storage.s3 import ATTEMPTS, Abilities, Bucket, Kept, Version, options_for
+from unlearnd.storage.vault import Vault
 
 CLAIM = "store.json"
 CLAIM_TYPE = "application/vnd.unlearnd.storage.v1+json"
@@ -71,6 +73,12 @@ class Storage:
         self._local = isinstance(self._fs, LocalFileSystem)
         self._bucket = Bucket(self._fs, settings.get("attempts", ATTEMPTS)) if s3 else None
         self._abilities = Abilities(exclusive=self._local, versioning="off", object_lock=False)
+        # A file system that is not made for several at a time may have one line to the other side.
+        self._turn: AbstractContextManager[Any] = (
+            nullcontext() if self._local or self._fs.async_impl else threading.RLock()
+        )
+        self.vault: Vault | None = None
+        """What seals slice data and checkpoints before they get here; None: they are kept as they are."""
 
     @property
     def exclusive(self) -> bool:
@@ -92,7 +100,7 @@ class Storage:
             if self._local:
                 os.chmod(self._root, 0o700)
 
-    def claim(self, store_id: str, *, lock_allowed: bool = False) -> None:
+    def claim(self, store_id: str, *, lock_allowed: bool = False, encrypted: bool = False) -> None:
         """Take the root for one store, after finding out what it can do; refuse what cannot serve or is taken."""
         with _translated("storage root"):
             self._check_free()
@@ -104,7 +112,8 @@ class Storage:
                 "name another for slices and checkpoints (receipts may live in this one)"
             )
         about = {"exclusive": self._abilities.exclusive, "versioning": self._abilities.versioning}
-        document = {"mediaType": CLAIM_TYPE, "storeId": store_id, **about, "objectLock": self._abilities.object_lock}
+        about |= {"objectLock": self._abilities.object_lock, "encrypted": encrypted}
+        document = {"mediaType": CLAIM_TYPE, "storeId": store_id, **about}
         if not self.create_new(CLAIM, json.dumps(document, indent=2).encode() + b"\n"):
             raise self._taken()
 
@@ -112,7 +121,7 @@ class Storage:
         """Let go of a root that was claimed for a store that then was not made."""
         self.destroy([CLAIM])
 
-    def check(self, store_id: str | None = None) -> None:
+    def check(self, store_id: str | None = None, *, encrypted: bool | None = None) -> None:
         """Raise unless the root is there and is this store's: an absent volume must not pass for an empty one."""
         if self._local and not os.path.isdir(self._root):
             raise StorageError(f"the storage {self._root} is not there; is it mounted?")
@@ -127,11 +136,14 @@ class Storage:
                 raise StorageError(
                     f"there is no store at {self.url}: it has no {CLAIM}; is it the right place?"
                 ) from None
-            return  # a store of 0.1, which made none
+            said, owner, found = {}, store_id, (True, "off", False)  # a store of 0.1, which made none
         except (ValueError, KeyError, TypeError):
             raise DamagedStoreError(f"{CLAIM} at {self.url} cannot be read") from None
         if store_id is not None and owner != store_id:
             raise RefusedError(f"the storage {self.url} belongs to another store, {owner}")
+        if encrypted is not None and encrypted != bool(said.get("encrypted")):
+            was = "encrypted" if said.get("encrypted") else "not encrypted"
+            raise RefusedError(f"the objects at {self.url} are {was} since the store was made, and stay so")
         self._abilities = Abilities(*found)
 
     def write(self, name: str, data: bytes) -> None:
@@ -159,9 +171,10 @@ class Storage:
             if self._bucket:
                 self._bucket.put(path, bytes(data))
             else:
-                # There are file systems that have folders, and want them made.
-                self._fs.makedirs(posixpath.dirname(path), exist_ok=True)
-                self._fs.pipe_file(path, data)
+                with self._turn:
+                    # There are file systems that have folders, and want them made.
+                    self._fs.makedirs(posixpath.dirname(path), exist_ok=True)
+                    self._fs.pipe_file(path, data)
 
     def create_new(self, name: str, data: bytes) -> bool:
         """Store `data` under `name` unless something is there; say whether it was stored.
@@ -185,7 +198,8 @@ class Storage:
                 return Path(self._full(name)).read_bytes()
             if self._bucket:
                 return self._bucket.get(self._full(name), version)
-            return bytes(self._fs.cat_file(self._full(name)))
+            with self._turn:
+                return bytes(self._fs.cat_file(self._full(name)))
 
     def read_many(self, names: Sequence[str]) -> Iterator[bytes]:
         """Yield the bytes under each name, in order; over a network, fetch the next ones meanwhile."""
@@ -217,8 +231,9 @@ class Storage:
             elif self._bucket:
                 found = {version.name for version in self._bucket.versions(top)}
             else:
-                self._fs.invalidate_cache()
-                found = self._fs.find(top)
+                with self._turn:
+                    self._fs.invalidate_cache()
+                    found = self._fs.find(top)
         return sorted(posixpath.relpath(path, self._root) for path in found)
 
     def versions(self, prefix: str) -> Sequence[Version]:
@@ -240,8 +255,9 @@ class Storage:
             if self._bucket:
                 found = self._bucket.sizes(self._full(prefix))
                 return {posixpath.relpath(path, self._root): size for path, size in found.items()}
-            self._fs.invalidate_cache()
-            listed = self._fs.find(self._full(prefix), detail=True)
+            with self._turn:
+                self._fs.invalidate_cache()
+                listed = self._fs.find(self._full(prefix), detail=True)
             return {posixpath.relpath(path, self._root): int(info["size"]) for path, info in listed.items()}
 
     def destroy(self, names: Iterable[str], record: Record | None = None) -> None:
@@ -258,7 +274,8 @@ class Storage:
                 if self._local:
                     os.unlink(self._full(name))
                 else:
-                    self._fs.rm_file(self._full(name))
+                    with self._turn:
+                        self._fs.rm_file(self._full(name))
         for folder in {posixpath.dirname(name) for name in names}:
             if self._local:
                 sync_folder(self._full(folder))
@@ -299,7 +316,10 @@ class Storage:
             raise RefusedError(f"there is something below {self.url} already, older versions count too: name another")
 
     def _exists(self, path: str) -> bool:
-        return self._bucket.exists(path) if self._bucket else bool(self._fs.exists(path))
+        if self._bucket:
+            return self._bucket.exists(path)
+        with self._turn:
+            return bool(self._fs.exists(path))
 
     def _taken(self) -> RefusedError:
         return RefusedError(
