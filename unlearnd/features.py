@@ -22,13 +22,13 @@ from unlearnd.ledger import Ledger, points
 from unlearnd.ledger.features import Kept, enter_features, kept_features, of_segments
 from unlearnd.ledger.leases import data_lease
 from unlearnd.ledger.points import Dataset, Segment
-from unlearnd.packing import unpack
 from unlearnd.recipes import Spec
 from unlearnd.slices import (
     FeatureRows,
     Rows,
     encode_features,
     features_path,
+    out_of_use,
     read_features,
     read_live,
     read_slices,
@@ -144,7 +144,7 @@ def _read_kept(storage: Storage, segment: Segment, kept: Kept | None) -> Feature
     rows = None if kept is None else read_features(storage, kept)
     if rows is None or len(rows) != segment.rows:
         return None
-    return rows.keep(~np.isin(rows.position, unpack(segment.dropped))) if segment.dropped else rows
+    return rows.keep(~np.isin(rows.position, out_of_use(segment))) if segment.dropped or segment.held else rows
 
 
 def _keep(
@@ -166,7 +166,8 @@ def _keep(
         return
     with hold(ledger, [data_lease(dataset.name, shard)], clock) as held:
         current = set(points.segments_of(ledger, dataset.id, shard))
-        lasting = [(segment, rows) for segment, rows in fresh if segment in current and not segment.dropped]
+        # Of all rows or of none: what was computed while somebody was on hold lacks theirs.
+        lasting = [(s, rows) for s, rows in fresh if s in current and not s.dropped and not s.held]
         for slice_ in {segment.slice for segment, _ in lasting}:
             sweep(ledger, storage, dataset, shard, slice_, Overlooked())
         # What is known and could not be used is not written over: a bucket would keep the old version.

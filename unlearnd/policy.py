@@ -8,6 +8,7 @@ file may extend another. The digest of what results is in every receipt. Nothing
 import re
 from collections.abc import Iterable, Mapping
 from datetime import date
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -270,8 +271,9 @@ class Policy(Part):
         """Return the policy as JSON values; what its digest is of."""
         return self.model_dump(mode="json", by_alias=True)
 
-    @property
+    @cached_property
     def digest(self) -> Digest:
+        """The SHA-256 of the canonical JSON: what receipts name the policy by."""
         return digest_of_json(self.as_json())
 
     def grounds(self) -> tuple[str, ...]:
@@ -339,14 +341,14 @@ def merged(name: str, files: Mapping[str, Path], below: tuple[str, ...] = ()) ->
 def read_file(path: Path) -> dict[str, Any]:
     """Return what a policy file says, unchecked."""
     try:
-        given = yaml.load(path.read_text(encoding="utf-8"), Loader=_OnceLoader)
+        given = _parsed(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
         raise InputError(f"{path} is not YAML that can be used: {' '.join(str(error).split())}") from None
     if not isinstance(given, dict):
         raise InputError(f"{path} is not a policy: it holds no keys")
-    return given
+    return dict(given)
 
 
 def check_file(path: Path, own: Path | None = None) -> Policy:
@@ -394,6 +396,12 @@ class _OnceLoader(yaml.SafeLoader):
                 raise ValueError(f"the key '{key}' is there twice")
         found: dict[Any, Any] = super().construct_mapping(node, deep)
         return found
+
+
+@lru_cache(64)
+def _parsed(text: str) -> Any:
+    """Return what YAML says, read once per text: files are looked at before every request, and rarely change."""
+    return yaml.load(text, Loader=_OnceLoader)
 
 
 def _validated(path: Path, values: Mapping[str, Any]) -> Policy:

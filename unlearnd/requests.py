@@ -9,10 +9,12 @@ a request came in and is due, was extended, stood still, went on, or was closed 
 data it is are different roles. How identity was checked is kept as a code; there is no place for the proof.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 from unlearnd.clocks import add_period, dates_of, day_of, end_of, noon_of
@@ -484,7 +486,12 @@ def policy_of(ledger: Ledger, entry: Entry) -> Policy:
 
 def policy_of_digest(connection: Transaction, digest: str) -> Policy | None:
     """Return a policy that was applied here; None for requests older than policies."""
-    return policy_from_json(dockets.policy_body(connection, digest)) if digest else None
+    return _policy_from(dockets.policy_body(connection, digest)) if digest else None
+
+
+@lru_cache(64)
+def _policy_from(body: str) -> Policy:
+    return policy_from_json(json.loads(body))
 
 
 def check_code(what: str, code: str) -> None:

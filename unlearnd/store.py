@@ -902,7 +902,8 @@ class Store:
 
     def _veto(self, entries: Sequence[Entry]) -> list[str]:
         """Ask plugins about requests that are to be carried out; put on hold what one vetoes; return those."""
-        petitions = [petition_of(entry, entry.target, self.policy()) for entry in entries]
+        rules = self.policy()
+        petitions = [petition_of(entry, entry.target, rules) for entry in entries]
         held: list[str] = []
         for plugin, veto in self.plugins.vetoes(petitions, self.folder, self.clock().date()) if petitions else ():
             entry = entries[veto.number]

@@ -144,11 +144,10 @@ def kept_policies(ledger: Ledger) -> list[KeptPolicy]:
         return [KeptPolicy(row[0], row[1], json.loads(row[2]), row[3], row[4]) for row in rows]
 
 
-def policy_body(connection: Connection, digest: str) -> Mapping[str, Any]:
-    """Return what a policy that was applied says."""
-    body = connection.exec_driver_sql("SELECT body FROM policy WHERE digest = ?", (digest,)).scalar_one()
-    found: Mapping[str, Any] = json.loads(body)
-    return found
+def policy_body(connection: Connection, digest: str) -> str:
+    """Return what a policy that was applied says, as JSON."""
+    sql = "SELECT body FROM policy WHERE digest = ?"
+    return str(connection.exec_driver_sql(sql, (digest,)).scalar_one())
 
 
 def enter(connection: Connection, entries: Sequence[Entry]) -> None:
