@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 import unlearnd
-from unlearnd import erasure, steps
+from unlearnd import build, erasure, steps
 from unlearnd.errors import BusyError
 from unlearnd.leases import hold
+from unlearnd.ledger import points
 from unlearnd.ledger.leases import build_lease, data_lease
 from unlearnd.steps import Step
 from unlearnd.storage import Storage
@@ -279,6 +280,35 @@ def test_a_builder_that_slept_through_an_erasure_leaves_nothing_it_made_from_the
     assert slept
     assert digests(met) == digests(never([user], epochs=2))
     check_no_orphans(met.folder)
+
+
+def test_slices_closed_by_another_builder_after_roots_were_computed_are_built_too(
+    people: Callable[..., Any],
+    new_store: Callable[..., Any],
+    add: Callable[..., Any],
+    fit: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = new_store()
+    add(store, people(), shards=2, slices=2)
+    fit(store)
+    more = people(10, 30, seed=4)
+    add(store, more, shards=None, slices=1)
+    fill, closed = build._fill_roots, []
+
+    def fill_and_be_overtaken(*given: Any) -> None:
+        fill(*given)
+        if not closed:
+            closed.append(True)
+            with unlearnd.open_store(str(store.folder)) as other:
+                add(other, more, shards=None, slices=1)
+                points.seal(other.ledger, given[2].id, other.clock())
+
+    monkeypatch.setattr(build, "_fill_roots", fill_and_be_overtaken)
+    store.build()
+    assert closed
+    (model,) = store.status().models
+    assert (model.samples_missing, model.prefixes) == (0, (4, 4))
 
 
 @pytest.mark.both_databases

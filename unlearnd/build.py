@@ -345,6 +345,8 @@ class _Group:
         # The order matters. Roots first, points after, then a look whether the roots still are those: points
         # read before an erasure can then never be trained under a name made after it.
         self._standings = {s.shard: s for s in standings(ledger, model, shards) if not s.complete}
+        if any(len(s.recipes) <= s.slices for s in self._standings.values()):
+            raise Preempted("more slices were closed since their roots were computed")
         classes = {label: index for index, label in enumerate(model.spec.classes)}
         dataset = points.dataset_by_id(ledger, model.dataset_id)
         self._class_of = np.array([classes.get(label, -1) for label in dataset.labels], np.int64)
