@@ -7,10 +7,11 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -412,3 +413,24 @@ def test_the_log_says_who_signs_from_the_beginning(store: Store) -> None:
         ("log", "add"),
         ("receipt", "add"),
     ]
+
+
+def test_evidence_that_was_damaged_in_storage_is_not_handed_out(
+    new_store: Callable[..., Any], people: Callable[..., Any], add: Callable[..., Any], tmp_path: Path
+) -> None:
+    store = new_store()
+    add(store, people())
+    request = store.erase(["u3"]).outcomes[0].request
+    evidence = store.folder / "storage" / "evidence"
+    for path in [*(evidence / "detail").iterdir(), *(evidence / "receipts").iterdir()]:
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(DamagedStoreError, match=path.name):
+            store.export_log(str(tmp_path / "exported"))
+        with pytest.raises(DamagedStoreError, match=path.name):
+            store.export_receipt(request, tmp_path / path.name)
+        path.write_bytes(whole)
+    # What a killed writer left beside them is no evidence.
+    (evidence / "detail" / ".half.json.0123abcd.part").write_bytes(b"{")
+    store.export_log(str(tmp_path / "exported"))
+    assert not list((tmp_path / "exported").rglob("*.part"))

@@ -94,13 +94,13 @@ from unlearnd.translog import (
     add_witness,
     begin,
     check_signers,
-    detail_path,
     export,
     issue_receipts,
     keep_cosignatures,
     newest_moment,
     prove_leaf,
-    receipt_path,
+    read_detail,
+    read_receipt,
     revoke_key,
     rotate_key,
     sign_head,
@@ -957,7 +957,7 @@ class Store:
 
     def receipt(self, request_id: str) -> bytes:
         """Return a receipt file."""
-        return self.translog.shelf.read(receipt_path(self._receipt(request_id).request_id))
+        return read_receipt(self.translog, self._receipt(request_id))
 
     def export_receipt(self, request_id: str, folder: str | os.PathLike[str]) -> list[str]:
         """Write the evidence pack of a receipt to a new folder; return the names of its files."""
@@ -968,7 +968,7 @@ class Store:
         command = f"unlearnd verify {name} --trust trust.json --detail detail.json"
         files = {
             name: data,
-            "detail.json": self.translog.shelf.read(detail_path(entry.detail)),
+            "detail.json": read_detail(self.translog, entry.detail),
             "tree-head.txt": head.encode(),
             "trust.json": trust(self.translog),
             # The keys that this receipt and this tree head were signed with, which need not be those in use now.

@@ -7,6 +7,7 @@ get to write is written by the next one.
 
 import base64
 import json
+import posixpath
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from unlearnd.digests import digest_of
 from unlearnd.errors import DamagedStoreError, InputError, NotFoundError, RefusedError
 from unlearnd.hookspecs import Signer, SignerMaker
 from unlearnd.keys import (
@@ -147,13 +149,8 @@ def issue_receipts(translog: Translog) -> None:
 def _create_receipt(translog: Translog, entry: ReceiptEntry, receipt: bytes) -> None:
     """Write a receipt that is not there; one that is there must state the same."""
     path = receipt_path(entry.request_id)
-    if not translog.shelf.create_new(path, receipt):
-        try:
-            there = json.loads(translog.shelf.read(path))["envelope"]["payload"]
-        except (ValueError, LookupError, TypeError):
-            there = None
-        if there != json.loads(receipt)["envelope"]["payload"]:
-            raise DamagedStoreError(f"{path} is there already and states something else than the log")
+    if not translog.shelf.create_new(path, receipt) and _stated(translog.shelf.read(path)) != _stated(receipt):
+        raise DamagedStoreError(f"{path} is there already and states something else than the log")
     reached(Step.RECEIPT_WRITTEN)
 
 
@@ -206,6 +203,31 @@ def keep_detail(translog: Translog, detail: Detail) -> None:
 def keep_details(translog: Translog, details: Sequence[Detail]) -> None:
     """Make detail documents durable, before leaves name them."""
     translog.shelf.write_many((detail_path(detail.digest), [detail.data]) for detail in details)
+
+
+def read_receipt(translog: Translog, entry: ReceiptEntry) -> bytes:
+    """Return a receipt as it was written, after checking that it states what the log says."""
+    path = receipt_path(entry.request_id)
+    data = translog.shelf.read(path)
+    if _stated(data) != base64.b64encode(log.leaves(translog.ledger, entry.leaf, entry.leaf + 1)[0]).decode():
+        raise DamagedStoreError(f"{path} is not whole, or states something else than the log")
+    return data
+
+
+def read_detail(translog: Translog, digest: str) -> bytes:
+    """Return a detail document, after checking that it is the one of that digest."""
+    data = translog.shelf.read(detail_path(digest))
+    if digest_of(data) != digest:
+        raise DamagedStoreError(f"{detail_path(digest)} is not the document that was logged: its digest differs")
+    return data
+
+
+def _stated(receipt: bytes) -> Any:
+    """Return the payload of a receipt, in base64; None where there is none to be found."""
+    try:
+        return json.loads(receipt)["envelope"]["payload"]
+    except (ValueError, LookupError, TypeError):
+        return None
 
 
 def rotate_key(translog: Translog, role: str, at: str) -> SigningKey:
@@ -343,7 +365,7 @@ def keep_cosignatures(translog: Translog, note: str) -> int:
     log.keep_head(translog.ledger, size, note)
     covered = [e for e in log.receipt_entries(translog.ledger) if e.leaf < size and e.key_id is not None]
     for entry in covered:
-        data = json.loads(translog.shelf.read(receipt_path(entry.request_id)))
+        data = json.loads(read_receipt(translog, entry))
         path = log.inclusion(translog.ledger, entry.leaf, size)
         fresh = make_receipt(data["envelope"], proof_text(entry.leaf, path, note))
         translog.shelf.write(receipt_path(entry.request_id), fresh)
@@ -370,11 +392,15 @@ def export(translog: Translog, target: Storage, on_progress: Callable[[int], Non
 
     The tree head goes last, so that a folder with a tree head is complete.
     """
+    # A killed process may have left receipts unwritten, and half a document under a temporary name.
+    issue_receipts(translog)
     size, note = sign_head(translog)
     for entry in log.receipt_entries(translog.ledger):
-        target.write(f"receipts/{entry.request_id}.receipt.json", translog.shelf.read(receipt_path(entry.request_id)))
+        target.write(f"receipts/{entry.request_id}.receipt.json", read_receipt(translog, entry))
     for name in translog.shelf.list(f"{FOLDER}/detail"):
-        target.write(f"detail/{name.rsplit('/', 1)[-1]}", translog.shelf.read(name))
+        digest = posixpath.basename(name).removesuffix(".json")
+        if name == detail_path(digest) and not digest.startswith("."):
+            target.write(f"detail/{digest}.json", read_detail(translog, digest))
     for begin in range(0, size, _TILE):
         end = min(begin + _TILE, size)
         entries = log.leaves(translog.ledger, begin, end)

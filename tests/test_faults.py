@@ -1,0 +1,80 @@
+"""One thing goes wrong at the n-th call of storage or ledger, in every verb; started again, nothing is lost.
+
+What can go wrong and how it is tried is in `tests/faults`. Here a sample is drawn by a seed that is printed, for each
+of the places a store can be kept in; all of it is tried with `UNLEARND_FAULTS=all`, other samples with
+`UNLEARND_FAULTS_SEED=N`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SWEEP = Path(__file__).parent / "faults" / "sweep.py"
+SEED = int(os.environ.get("UNLEARND_FAULTS_SEED", "20261117"))
+ALL = os.environ.get("UNLEARND_FAULTS") == "all"
+VERBS = {
+    *("ingest", "train", "build", "erase", "predict", "evaluate"),
+    *("log export", "receipt export", "audit", "migrate"),
+}
+
+
+@pytest.mark.parametrize(
+    ("storage", "database", "sample"),
+    [
+        pytest.param("files", "sqlite", 60, id="files-sqlite"),
+        pytest.param("s3", "sqlite", 15, id="s3-sqlite"),
+        pytest.param("files", "postgresql", 20, id="files-postgresql"),
+        pytest.param("s3", "postgresql", 15, id="s3-postgresql"),
+    ],
+)
+def test_whatever_breaks_at_a_door_a_restart_ends_as_if_nothing_had(
+    storage: str,
+    database: str,
+    sample: int,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    record_property: Any,
+) -> None:
+    given: dict[str, Any] = {"folder": str(tmp_path), "count": 0 if ALL else sample, "seed": SEED}
+    if storage == "s3":
+        seaweed = request.getfixturevalue("seaweed")
+        # It keeps versions: the harder case.
+        given |= {"storage": f"s3://{seaweed.bucket(versioned=True)}", "options": seaweed.options}
+    if database == "postgresql":
+        url = request.getfixturevalue("postgres").url("unlearnd", "DATABASE")
+        given |= {"database": url, "prefix": f"f{uuid.uuid4().hex[:12]}_"}
+    ran = subprocess.run(
+        [sys.executable, str(SWEEP), json.dumps(given)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    tried = found["tried"]
+    wrong = [
+        f"{one['verb']}, call {one['at']} ({one['door']}), {one['how']}: {one['wrong']}"
+        for one in tried
+        if one["wrong"]
+    ]
+    assert wrong == [], f"seed {SEED}"
+    # Every verb, every way to break, and hardly one that was not met: calls by other threads come when they come.
+    assert {one["verb"] for one in tried} == VERBS
+    assert {one["how"] for one in tried} == {"raise", "lost", "hang", "half", "kill"}
+    broke = [one for one in tried if one["broke"]]
+    assert len(broke) >= 0.9 * len(tried)
+    ends = Counter(one["outcome"] for one in broke)
+    record_property(
+        "faults",
+        f"{storage} and {database}: {len(broke)} faults tried of {found['possible']} possible, seed {SEED}, in "
+        f"{found['seconds']:.0f} s: {ends['killed']} killed it, {ends['told']} were told, {ends['went on']} it "
+        f"survived; none lost anything",
+    )
