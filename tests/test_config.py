@@ -17,10 +17,11 @@ CONFIG = Config(store_id="ab" * 16, ledger="sqlite:///ledger.sqlite", storage="s
     [
         CONFIG,
         replace(CONFIG, executor="processes", workers=4, device="cuda:1"),
+        replace(CONFIG, executor="ray", executor_options={"num_gpus": 0.5, "resources": {"a100": 1}, "shards": 0}),
         replace(CONFIG, storage='C:\\data "quoted"\\store', ledger="sqlite:////tmp/ü 'x'.sqlite"),
         replace(CONFIG, storage="odd\nname\twith\x07control"),
     ],
-    ids=["defaults", "all set", "quotes and backslashes", "control characters"],
+    ids=["defaults", "all set", "for an executor", "quotes and backslashes", "control characters"],
 )
 def test_what_is_written_is_read_again(tmp_path: Path, config: Config) -> None:
     write_config(tmp_path, config)
@@ -132,3 +133,17 @@ def test_draws_are_all_different() -> None:
     assert draw_user_keys(0) == []
     assert len({draw_id() for _ in range(100)}) == 100
     assert all(0 <= draw_seed() < 2**63 for _ in range(100))
+
+
+def test_what_an_executor_is_told_holds_no_secret(tmp_path: Path) -> None:
+    write_config(tmp_path, replace(CONFIG, executor_options={"cluster": {"auth_token": "x"}}))
+    with pytest.raises(InputError, match=r"the entry cluster.auth_token of \[executor\] is a secret"):
+        read_config(tmp_path)
+
+
+def test_settings_seen_from_elsewhere_have_whole_addresses(tmp_path: Path) -> None:
+    seen = replace(CONFIG, receipts="evidence").seen_from(tmp_path)
+    assert seen.ledger == f"sqlite:///{tmp_path}/ledger.sqlite"
+    assert (seen.storage, seen.receipts) == (str(tmp_path / "storage"), str(tmp_path / "evidence"))
+    far = replace(CONFIG, ledger="postgresql+psycopg://db/x", storage="s3://b/p")
+    assert far.seen_from(tmp_path) == far

@@ -264,6 +264,11 @@ def test_every_setting_of_a_network_is_described(backend):
     assert common | settings_in(f"Settings of the backend {backend}") == set(settings.NETWORKS[backend].model_fields)
 
 
+def test_every_setting_of_the_executor_ray_is_described():
+    fields = pytest.importorskip("unlearnd_ray.settings").RaySettings.model_fields
+    assert settings_in("Settings of the executor ray") == set(fields)
+
+
 def settings_in(section: str) -> set[str]:
     """Return the settings that a section of the settings page has rows for."""
     rows = re.findall(r"^\| (`.+?) +\|", sections_of(REFERENCE / "settings.md")[section], re.M)

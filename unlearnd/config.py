@@ -9,7 +9,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,10 @@ _SECTIONS: dict[str, dict[str, type]] = {
         "attempts": int,
         "options": dict,
     },
+    # What the executor is told; it alone knows its entries.
+    "executor": {},
 }
+_FREE = ("executor",)
 _OPTIONAL = ("receipts",)
 _SECRET = re.compile(r"secret|passw|token|credential|access_?key|(^|_)(key|sas|auth)($|_)", re.I)
 
@@ -55,6 +58,18 @@ class Config:
     """What `[storage]` says: how to reach the storage. Never a secret."""
     receipts: str | None = None
     """Where receipts and their documents go; None: to the storage."""
+    executor_options: Mapping[str, Any] = field(default_factory=dict)
+    """What `[executor]` says: for the executor to check. Never a secret."""
+
+    def seen_from(self, folder: Path) -> "Config":
+        """Return the same settings with addresses that hold wherever they are read, for a store in `folder`."""
+        receipts = None if self.receipts is None else storage_url(folder, self.receipts)
+        return replace(
+            self,
+            ledger=ledger_url(folder, self.ledger),
+            storage=storage_url(folder, self.storage),
+            receipts=receipts,
+        )
 
 
 def read_config(folder: Path) -> Config:
@@ -70,7 +85,7 @@ def read_config(folder: Path) -> Config:
         known = _SECTIONS.get(section)
         if known is None or not isinstance(entries, dict):
             raise DamagedStoreError(f"{path} has an unknown section '{section}'; known: {', '.join(_SECTIONS)}")
-        for name, value in entries.items():
+        for name, value in entries.items() if section not in _FREE else ():
             if name not in known or type(value) is not known[name] or (isinstance(value, int) and value < 1):
                 raise DamagedStoreError(
                     f"{path}: [{section}] {name} is not a setting or cannot be {value!r}; "
@@ -81,6 +96,12 @@ def read_config(folder: Path) -> Config:
     if missing:
         raise DamagedStoreError(f"{path}: [store] lacks {', '.join(missing)}")
     check_no_secret(given.get("storage", {}), store["storage"], store.get("receipts", ""))
+    for name, _ in _leaves(given.get("executor", {})):
+        if _SECRET.search(name.rpartition(".")[2]):
+            raise InputError(
+                f"the entry {name} of [executor] is a secret, which {FILE_NAME} must not hold: take it out and give it "
+                "in the environment"
+            )
     return Config(
         store_id=store["id"],
         ledger=store["ledger"],
@@ -90,6 +111,7 @@ def read_config(folder: Path) -> Config:
         **given.get("policy", {}),
         storage_options=given.get("storage", {}),
         receipts=store.get("receipts"),
+        executor_options=given.get("executor", {}),
     )
 
 
@@ -157,7 +179,21 @@ def write_config(folder: Path, config: Config) -> None:
     if config.storage_options:
         lines += ["", "# How to reach the storage. Secrets come from the environment, never from here.", "[storage]"]
         lines += [f"{name} = {_value(value)}" for name, value in config.storage_options.items()]
+    if config.executor_options:
+        lines += ["", "# What the executor is told.", "[executor]"]
+        lines += [f"{name} = {_value(value)}" for name, value in config.executor_options.items()]
     (folder / FILE_NAME).write_text("\n".join(lines) + "\n")
+
+
+def ledger_url(folder: Path, url: str) -> str:
+    """Return the address of the ledger of the store in `folder`."""
+    relative = url.removeprefix("sqlite:///")
+    return url if relative == url or relative.startswith("/") else f"sqlite:///{folder / relative}"
+
+
+def storage_url(folder: Path, url: str) -> str:
+    """Return the address of a storage of the store in `folder`."""
+    return url if "://" in url else str(folder / url)
 
 
 def own_policies(folder: Path) -> Path:

@@ -23,7 +23,7 @@ from unlearnd.hookspecs import Progress, Task
 Work = Callable[[Task, Callable[[Progress], None]], None]
 Report = Callable[[Progress], None]
 
-_ONE_THREAD = {
+ONE_THREAD = {
     name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 }
 
@@ -34,8 +34,14 @@ def run_serial(tasks: Sequence[Task], work: Work, report: Report, workers: int) 
         work(task, report)
 
 
-def run_processes(tasks: Sequence[Task], work: Work, report: Report, workers: int) -> None:
-    """Run the tasks in up to `workers` fresh processes at a time."""
+def run_processes(
+    tasks: Sequence[Task], work: Work, report: Report, workers: int, *, python: Sequence[str] = (sys.executable,)
+) -> None:
+    """Run the tasks in up to `workers` fresh processes at a time.
+
+    `python` is the command that runs Python, here or, behind that of a scheduler, elsewhere: as long as it passes
+    input and output through and ends when its input closes.
+    """
     waiting = list(tasks)
     failures: list[UnlearndError] = []
     children: list[subprocess.Popen[str]] = []
@@ -47,7 +53,7 @@ def run_processes(tasks: Sequence[Task], work: Work, report: Report, workers: in
                 if failures or not waiting:
                     return
                 task = waiting.pop(0)
-                child = _start()
+                child = _start(python)
                 children.append(child)
             failure = _follow(child, task, report, lock)
             if failure is not None:
@@ -79,13 +85,13 @@ def read_task(line: str) -> Task:
     return Task(**{**given, "shards": tuple(given["shards"])})
 
 
-def _start() -> subprocess.Popen[str]:
+def _start(python: Sequence[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "unlearnd.worker"],
+        [*python, "-m", "unlearnd.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, **_ONE_THREAD},
+        env={**os.environ, **ONE_THREAD},
         # A Ctrl-C at the terminal is for the parent, which then ends its children.
         start_new_session=True,
     )

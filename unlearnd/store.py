@@ -30,7 +30,9 @@ from unlearnd.config import (
     change_ledger,
     check_no_secret,
     check_storage_options,
+    ledger_url,
     read_config,
+    storage_url,
     write_config,
 )
 from unlearnd.costs import choose_kept, even_scheme, scheme_of
@@ -227,14 +229,14 @@ class Store:
         self.config = config
         self.clock = SteadyClock(clock)
         self.keys = open_keys(folder / "keys")
-        self.ledger = Ledger.open(_ledger_url(folder, config.ledger))
+        self.ledger = Ledger.open(ledger_url(folder, config.ledger))
         self.clock.not_before(newest_moment(self.ledger))
-        self.storage = Storage(_storage_url(folder, config.storage), **config.storage_options)
+        self.storage = Storage(storage_url(folder, config.storage), **config.storage_options)
         self.storage.check(config.store_id, encrypted=config.wrapper != "none")
         check_private(folder / "keys", *_private_files(folder, config))
         evidence = self.storage
         if config.receipts is not None:
-            evidence = Storage(_storage_url(folder, config.receipts), **config.storage_options)
+            evidence = Storage(storage_url(folder, config.receipts), **config.storage_options)
             evidence.check(config.store_id)
         self.plugins = load_plugins()
         if config.wrapper != "none":
@@ -293,11 +295,11 @@ class Store:
         if encrypt:
             load_plugins().wrapper(encrypt)
         with ExitStack() as undo:
-            _claim(undo, Storage(_storage_url(folder, storage), **options), config.store_id, encrypted=bool(encrypt))
+            _claim(undo, Storage(storage_url(folder, storage), **options), config.store_id, encrypted=bool(encrypt))
             if receipts is not None:
-                _claim(undo, Storage(_storage_url(folder, receipts), **options), config.store_id, lock_allowed=True)
-            Ledger.create(_ledger_url(folder, ledger)).close()
-            undo.callback(Ledger.discard, _ledger_url(folder, ledger))
+                _claim(undo, Storage(storage_url(folder, receipts), **options), config.store_id, lock_allowed=True)
+            Ledger.create(ledger_url(folder, ledger)).close()
+            undo.callback(Ledger.discard, ledger_url(folder, ledger))
             create_keys(folder / "keys", Path(placement_key) if placement_key else None)
             undo.callback(discard_keys, folder / "keys")
             if encrypt == "file":
@@ -1086,7 +1088,8 @@ class Store:
         count = self.config.workers if workers is None else workers
         if count < 1:
             raise InputError(f"a build needs at least 1 worker, not {count}")
-        chosen = executor or ("processes" if workers is not None and workers > 1 else self.config.executor)
+        several = workers is not None and workers > 1 and self.config.executor == "serial"
+        chosen = executor or ("processes" if several else self.config.executor)
         self.plugins.executor(chosen)
         unsaid = (executor, workers, self.config.executor, self.config.workers) == (None, None, "serial", 1)
         return How(chosen, count, device or self.config.device, spread=unsaid)
@@ -1266,7 +1269,7 @@ class Store:
 def migrate_store(directory: str | os.PathLike[str]) -> tuple[str | None, str]:
     """Bring the ledger of the store in `directory` to this release's schema; return it before and after."""
     folder = Path(directory).absolute()
-    url = _ledger_url(folder, read_config(folder).ledger)
+    url = ledger_url(folder, read_config(folder).ledger)
     # What is not a ledger at all must not become an empty one.
     Ledger.check(url)
     return migrate(url)
@@ -1281,7 +1284,7 @@ def copy_ledger(
     """
     folder = Path(directory).absolute()
     config = read_config(folder)
-    here, there = _ledger_url(folder, config.ledger), _ledger_url(folder, url)
+    here, there = ledger_url(folder, config.ledger), ledger_url(folder, url)
     if here == there:
         if not ledger_move.is_unfinished(there):
             raise RefusedError("the ledger is there already")
@@ -1297,7 +1300,7 @@ def copy_ledger(
 
 def _private_files(folder: Path, config: Config) -> list[Path]:
     """Return what besides the keys is for the owner alone: a local storage, a ledger that is a file."""
-    ledger = _ledger_url(folder, config.ledger)
+    ledger = ledger_url(folder, config.ledger)
     files = [Path(ledger.removeprefix("sqlite:///"))] if ledger.startswith("sqlite:///") else []
     return files + ([] if "://" in config.storage else [folder / config.storage])
 
@@ -1309,15 +1312,6 @@ def _claim(
     storage.create()
     storage.claim(store_id, lock_allowed=lock_allowed, encrypted=encrypted)
     undo.callback(storage.unclaim)
-
-
-def _ledger_url(folder: Path, url: str) -> str:
-    relative = url.removeprefix("sqlite:///")
-    return url if relative == url or relative.startswith("/") else f"sqlite:///{folder / relative}"
-
-
-def _storage_url(folder: Path, url: str) -> str:
-    return url if "://" in url else str(folder / url)
 
 
 def _classes(given: Sequence[int | str] | int | None) -> tuple[int | str, ...] | None:
