@@ -21,6 +21,8 @@ NAMES = (
     "transfer",
     "scenarios",
     "storage",
+    "executors",
+    "growth",
 )
 
 
