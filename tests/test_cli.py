@@ -240,6 +240,7 @@ def test_the_journey_goes_the_same_way_from_every_format(shell: Shell, kind: str
     assert added == {
         "dataset": "people",
         "points": ROWS,
+        "left_out": 0,
         "first": 0,
         "shards": SHARDS,
         "slices": [1, SLICES],
@@ -645,7 +646,7 @@ def test_init_refuses_to_overwrite_a_store(filled: Shell) -> None:
     [
         (("--storage", "bogus://x"), "bogus"),
         (("--ledger", "bogus"), "ledger URL"),
-        (("--ledger", "postgresql://host/db"), "SQLite"),
+        (("--ledger", "mysql://host/db"), "SQLite or PostgreSQL"),
         (("--ledger", "sqlite:///nowhere/ledger.sqlite"), "nowhere/ledger.sqlite"),
         (("--placement-key", "missing.key"), "no key file missing.key"),
         (("--placement-key", "short.key"), "64 hexadecimal digits"),
@@ -719,7 +720,10 @@ def test_a_directory_is_no_file_of_rows(filled: Shell) -> None:
         ((*INGEST[:4], "--shards", -1), "at least 1 shard"),
         ((*INGEST[:4], "--slices", 0), "1 slice"),
         ((*INGEST[:4], "--slices", 99_999_999_999), "slices"),
-        ((*INGEST[:4], "--placement", "nope"), "no placement 'nope'; installed: uniform"),
+        (
+            (*INGEST[:4], "--placement", "nope"),
+            "no placement 'nope'; installed: aware, aware-algorithm-1, aware-both, aware-square-root, uniform",
+        ),
         ((*INGEST[:4], "--classes", "1"), "classes declared"),
         ((*INGEST[:4], "--classes", "no,no"), "only once"),
         ((*INGEST[:4], "--classes", "0"), "at least one class"),
