@@ -9,6 +9,8 @@ import os
 import signal
 import sqlite3
 import sys
+import threading
+import time
 from collections.abc import Iterable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -37,11 +39,20 @@ def children_of(pid: int) -> list[int]:
     return below
 
 
+def ask(sql: str) -> list[tuple[Any, ...]]:
+    """Look into the store's ledger from outside."""
+    with closing(sqlite3.connect(STORE / "ledger.sqlite")) as ledger:
+        return ledger.execute(sql).fetchall()
+
+
 def holders() -> set[int]:
     """Return the processes that hold leases of the store: whoever trains a shard."""
-    with closing(sqlite3.connect(STORE / "ledger.sqlite")) as ledger:
-        rows = ledger.execute("SELECT holder FROM lease WHERE name LIKE 'build%'").fetchall()
-    return {int(holder.split("/")[1]) for (holder,) in rows}
+    return {int(holder.split("/")[1]) for (holder,) in ask("SELECT holder FROM lease WHERE name LIKE 'build%'")}
+
+
+def saved() -> int:
+    """Return how many checkpoints there are."""
+    return int(ask("SELECT count(*) FROM checkpoint")[0][0])
 
 
 def kill(pids: Iterable[int]) -> None:
@@ -51,22 +62,35 @@ def kill(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-class KillNode(Watch):
-    """Kill a node, raylet and all, while it trains a shard of which something has been saved."""
+class Assassin(threading.Thread):
+    """Kills a node, raylet and all, as soon as it trains a shard and something has been saved."""
 
-    def __init__(self, pids: list[int]) -> None:
-        self.roots, self.killed = pids, False
-        self.words = self.samples = self.steps = 0
+    def __init__(self, node: Any) -> None:
+        super().__init__(daemon=True)
+        self.roots = [info.process.pid for infos in node.all_processes.values() for info in infos]
+        self.done = self.over = False
+
+    def run(self) -> None:
+        while not self.done and not self.over:
+            time.sleep(0.01)
+            at_work = holders()
+            if at_work and saved() >= 2:
+                pids = [pid for root in self.roots for pid in (root, *children_of(root))]
+                if at_work & set(pids):
+                    kill(pids)
+                    self.done = True
+
+
+class Listen(Watch):
+    """Counts what was said, and how much was saved when the first word came."""
+
+    def __init__(self) -> None:
+        self.words, self.saved_at_first = 0, 0
 
     def progressed(self, progress: Any) -> None:
-        self.words, self.samples = self.words + 1, self.samples + progress.samples
-        self.steps += progress.steps
-        if self.steps < 4 or self.killed:
-            return
-        pids = [pid for root in self.roots for pid in (root, *children_of(root))]
-        if holders() & set(pids):
-            self.killed = True
-            kill(pids)
+        if not self.words:
+            self.saved_at_first = saved()
+        self.words += 1
 
 
 class KillWorkers(Watch):
@@ -106,11 +130,14 @@ def main() -> dict[str, Any]:
         ray.init(cluster.address, _node_ip_address="127.0.0.2", log_to_driver=False, logging_level="ERROR")
         told["nodes"] = len(ray.nodes())
         with unlearnd.open_store(str(STORE)) as store:
-            roots = [info.process.pid for infos in doomed.all_processes.values() for info in infos]
-            watch = KillNode(roots)
+            assassin, watch = Assassin(doomed), Listen()
             how: dict[str, Any] = {"dataset": "d", "seed": SEED, "executor": "ray"}
-            built = store.train("linear", backend="linear", epochs=600, watch=watch, **how)
-            told |= {"killed": watch.killed, "words": watch.words}
+            assassin.start()
+            small = {"batch_size": 8}
+            built = store.train("linear", backend="linear", epochs=600, settings=small, watch=watch, **how)
+            assassin.over = True
+            assassin.join()
+            told |= {"killed": assassin.done, "words": watch.words, "saved at first": watch.saved_at_first}
             told |= {"samples": built.samples, "scratch": built.from_scratch}
             tell(store, shards=2)
             store.train("mlp", backend="mlp", epochs=2, settings={"hidden": [16]}, **how)

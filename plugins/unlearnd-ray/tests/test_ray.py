@@ -78,7 +78,7 @@ def test_shards_of_a_node_that_is_killed_go_on_elsewhere_and_end_in_the_bits_of_
     assert told["nodes"] == 2
     assert told["killed"], "no node was killed while it trained"
     with make_store(tmp_path / "serial") as serial, unlearnd.open_store(str(folder)) as far:
-        serial.train("linear", dataset="d", backend="linear", epochs=600, seed=SEED)
+        serial.train("linear", dataset="d", backend="linear", epochs=600, seed=SEED, settings={"batch_size": 8})
         serial.train("mlp", dataset="d", backend="mlp", epochs=2, seed=SEED, settings={"hidden": [16]})
         serial.erase(ERASED)
         for model in ("linear", "mlp"):
@@ -93,14 +93,15 @@ def test_what_a_killed_node_had_saved_is_not_trained_again(story: tuple[dict[str
         # Of every step as many rows as recipes: nothing was entered twice.
         (doubled,) = ledger.execute("SELECT count(*) - count(DISTINCT path) FROM checkpoint").fetchone()
     assert doubled == 0
-    # At most one slice of one shard was lost half-way; words of the last moments may be lost, too.
-    assert 0.8 * told["scratch"] < told["samples"] < 1.25 * told["scratch"]
+    # At most one slice of one shard was lost half-way.
+    assert 0 < told["samples"] < 1.25 * told["scratch"]
 
 
 @pytest.mark.ray
 def test_progress_arrives_while_the_work_goes_on(story: tuple[dict[str, Any], Path]) -> None:
     told, _ = story
-    assert told["words"] > SHARDS * 2
+    assert told["words"] > SHARDS * SLICES
+    assert told["saved at first"] < SHARDS * SLICES
 
 
 @pytest.mark.ray
