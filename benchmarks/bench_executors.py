@@ -21,7 +21,7 @@ _SHARDS, _SLICES, _WORKERS = 8, 3, 2
 
 def run(quick: bool) -> list[Line]:
     """Train with every executor in turns."""
-    points, epochs, repeats = (24_000, 150, 1) if quick else (24_000, 300, 3)
+    points, epochs, repeats = (24_000, 300, 1) if quick else (24_000, 500, 3)
     with tempfile.TemporaryDirectory() as folder:
         store = _make(Path(folder) / "store", points)
         numbers = itertools.count()
