@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from unlearnd import __version__, requests
+from unlearnd.backup import Backup, back_up, restore
 from unlearnd.bases import FOLDER as BASES
 from unlearnd.bases import destroy_unnamed, take_offer
 from unlearnd.build import BuildPlan, Report, Watch, build, build_task, check_start, discard_damaged, plan_build
@@ -108,6 +109,7 @@ from unlearnd.translog import (
     sign_head,
     trust,
 )
+from unlearnd.verify.trust import read_head
 
 DEFAULT_SHARDS = 5
 DEFAULT_SLICES = 10
@@ -1045,6 +1047,11 @@ class Store:
             raise NotFoundError(f"{'no' if not found else 'more than one'} receipt begins with '{request_id}'")
         return found[0]
 
+    def back_up(self, file: str | os.PathLike[str], passphrase: bytes | None = None) -> Backup:
+        """Write ledger, keys and settings to a new file, as of one moment; with a passphrase, encrypted."""
+        target = Path(file).absolute()
+        return back_up(self.folder, self.ledger, self.config, target, stamp(self.clock()), passphrase)
+
     def status(self) -> Status:
         """Return how everything stands."""
         data = {dataset.id: dataset for dataset in points.datasets(self.ledger)}
@@ -1273,6 +1280,34 @@ def migrate_store(directory: str | os.PathLike[str]) -> tuple[str | None, str]:
     # What is not a ledger at all must not become an empty one.
     Ledger.check(url)
     return migrate(url)
+
+
+def restore_store(
+    file: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    passphrase: bytes | None = None,
+    *,
+    head: bytes | None = None,
+) -> Backup:
+    """Put a backup into `directory`, where the storage is and no store; refuse one that erasures have overtaken.
+
+    `head` is the newest tree head that anybody kept: the backup must be as new.
+    """
+    folder = Path(directory).absolute()
+
+    def reach(config: Config, place: str) -> Storage:
+        storage = Storage(storage_url(folder, place), **config.storage_options)
+        storage.check(config.store_id)
+        return storage
+
+    return restore(
+        Path(file),
+        folder,
+        passphrase,
+        lambda config: (reach(config, config.storage), reach(config, config.receipts or config.storage)),
+        lambda config: ledger_url(folder, config.ledger),
+        0 if head is None else read_head(head)[1].size,
+    )
 
 
 def copy_ledger(

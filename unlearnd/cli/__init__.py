@@ -15,6 +15,7 @@ from unlearnd.errors import UnlearndError
 
 MODULES = {
     "audit": "audit",
+    "backup": "backup",
     "build": "models",
     "checkpoints": "models",
     "demo": "demo",
@@ -32,6 +33,7 @@ MODULES = {
     "predict": "models",
     "receipt": "evidence",
     "requests": "requests",
+    "restore": "backup",
     "status": "status",
     "train": "models",
     "verify": "verify",

@@ -7,6 +7,7 @@ write come one after the other, so each sees all that the one before it did and 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine
@@ -220,6 +221,10 @@ class Ledger:
         """Return the time by the database's own clock, which all who use it share; `here` where it has none."""
         sql = self._database.time
         return float(self.peek(sql)) if sql else here
+
+    def back_up(self, target: Path) -> None:
+        """Copy the ledger as of one moment to a new file of SQLite, which its owner alone can read."""
+        self._database.back_up(target)
 
     def scrub(self, patience: float = 10.0) -> None:
         """Make what was deleted unreadable, as far as the database can; see `remnants`."""

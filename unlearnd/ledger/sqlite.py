@@ -86,6 +86,17 @@ class SQLite:
         for ending in ("", "-wal", "-shm"):
             Path(f"{self.path}{ending}").unlink(missing_ok=True)
 
+    def back_up(self, target: Path) -> None:
+        target.touch(mode=0o600, exist_ok=False)
+        try:
+            with closing(sqlite3.connect(self.path)) as ledger, closing(sqlite3.connect(target)) as copy:
+                # All pages in one go: one moment, whoever writes meanwhile.
+                ledger.backup(copy)
+        except sqlite3.Error as error:
+            raise StorageError(f"the ledger {self.path} cannot be copied: {error}") from None
+        with target.open("rb") as file:
+            os.fsync(file.fileno())
+
     def take_turn(self, connection: Connection, among: str) -> None:
         """Nothing to do: whoever writes took the lock when it began."""
 

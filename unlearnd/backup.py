@@ -1,0 +1,326 @@
+"""Back a store's ledger, keys and settings up into one file, and put them back.
+
+Slices, checkpoints and receipts stay where they are: storage has copies of its own, or none, and what is erased must
+not live on in ours. The ledger is copied as of one moment, while others write. The file is for its owner alone, since
+whoever has the keys can sign as the store; with a passphrase it is encrypted, too.
+
+A backup is of one moment, and erasures go on. An older ledger would list people who were erased since, and its log
+would contradict tree heads that are signed and handed out. So before anything is put in place storage is asked which
+receipts it has: a backup whose ledger does not know one of them is refused.
+"""
+
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from unlearnd.config import FILE_NAME, Config, read_config
+from unlearnd.errors import DamagedStoreError, InputError, NotFoundError, RefusedError, StorageError
+from unlearnd.keys import draw_id, draw_nonce
+from unlearnd.ledger import Ledger, log, points
+from unlearnd.storage import Storage
+from unlearnd.storage.disk import sync_folder
+
+MEDIA_TYPE = "application/vnd.unlearnd.backup.v1+json"
+PASSPHRASE = "UNLEARND_BACKUP_PASSPHRASE"
+MANIFEST, LEDGER = "manifest.json", "ledger.sqlite"
+_MAGIC = b"unlearnd-backup-1\n"
+_CHUNK = 1 << 20
+_TAG = 16
+_NAME = re.compile(r"(keys|policies)/[A-Za-z0-9][A-Za-z0-9._-]*|unlearnd\.toml|ledger\.sqlite")
+_RECEIPT = re.compile(r"evidence/receipts/([0-9a-f]{32})\.receipt\.json")
+_MARKER = ".restoring"
+
+
+@dataclass(frozen=True)
+class Backup:
+    """What a backup is of."""
+
+    store_id: str
+    size: int
+    """Leaves of the log."""
+    root: str
+    made_at: str
+    encrypted: bool
+
+
+def back_up(folder: Path, ledger: Ledger, config: Config, target: Path, at: str, passphrase: bytes | None) -> Backup:
+    """Write a backup to a new file: whole or not at all, and durable when this returns."""
+    if target.exists():
+        raise RefusedError(f"there is a file at {target} already; a backup is never overwritten")
+    work = target.parent / f".{target.name}.{draw_id()[:8]}.part"
+    try:
+        work.mkdir(mode=0o700)
+        copied = work / LEDGER
+        # The ledger first: a key that is made meanwhile is then one too many, and never one too few.
+        ledger.back_up(copied)
+        with closing(Ledger(f"sqlite:///{copied}")) as copy:
+            size, root = log.size_and_root(copy)
+        files = {LEDGER: copied, FILE_NAME: folder / FILE_NAME}
+        for part in ("keys", "policies"):
+            files |= {f"{part}/{path.name}": path for path in sorted((folder / part).glob("*")) if path.is_file()}
+        made = Backup(config.store_id, size, root.hex(), at, passphrase is not None)
+        with _writing(work / "whole", passphrase) as out:
+            _pack(out, files, made)
+        # Unlike a rename, a link never replaces what is there.
+        os.link(work / "whole", target)
+        sync_folder(str(target.parent))
+    except FileExistsError:
+        raise RefusedError(f"there is a file at {target} already; a backup is never overwritten") from None
+    except OSError as error:
+        raise StorageError(f"the backup {target} cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return made
+
+
+def restore(
+    source: Path,
+    folder: Path,
+    passphrase: bytes | None,
+    reach: Callable[[Config], tuple[Storage, Storage]],
+    ledger_of: Callable[[Config], str],
+    head: int = 0,
+) -> Backup:
+    """Put ledger, keys and settings of a backup into `folder`, beside the storage that is there.
+
+    `reach` opens the storage and the place of receipts; `head` is the size of the newest tree head that somebody kept.
+    Refuse a folder that has a store, and a backup that is older than what storage, or that tree head, shows. Killed in
+    the middle it can be run again; the folder is a store only once all is in place.
+    """
+    if (folder / FILE_NAME).exists():
+        raise RefusedError(f"there is a store in {folder} already; a backup is never put in its place")
+    ours = (folder / _MARKER).exists()
+    for name in ("keys", LEDGER):
+        if (folder / name).exists() and not ours:
+            raise RefusedError(f"there is something at {folder / name} already, and a restore overwrites nothing")
+    work = folder / f".{draw_id()[:8]}.part"
+    try:
+        work.mkdir(mode=0o700, parents=True)
+        made = _unpack(source, work, passphrase)
+        config = read_config(work)
+        _check_newest(work, made, *reach(config), head)
+        _put_in_place(work, folder, Path(ledger_of(config).removeprefix("sqlite:///")))
+    except OSError as error:
+        raise StorageError(f"the backup cannot be put into {folder}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return made
+
+
+def _check_newest(work: Path, made: Backup, storage: Storage, shelf: Storage, head: int) -> None:
+    """Raise unless nothing that storage or a tree head shows is newer than the backup."""
+    with closing(Ledger.open(f"sqlite:///{work / LEDGER}")) as ledger:
+        size, root = log.size_and_root(ledger)
+        if (size, root.hex()) != (made.size, made.root):
+            raise DamagedStoreError("the backup's log is not the one its manifest names")
+        known = {entry.request_id for entry in log.receipt_entries(ledger)}
+        listed = {
+            segment.path
+            for dataset in points.datasets(ledger)
+            for shard in range(1, dataset.shards + 1)
+            for segment in points.segments_of(ledger, dataset.id, shard)
+        }
+    since = {found[1] for name in shelf.list("evidence/receipts") if (found := _RECEIPT.fullmatch(name))} - known
+    if since:
+        raise RefusedError(
+            f"{len(since)} requests were carried out after this backup was made: there are receipts for them, the "
+            f"first for {min(since)}, and the backup's ledger does not know them; with it, people who were erased "
+            "would be back in the training set: restore a newer backup"
+        )
+    lost = listed - set(storage.list("data"))
+    if lost:
+        raise RefusedError(
+            f"the backup's ledger lists {len(lost)} pieces of slice data that storage lacks, the first {min(lost)}: "
+            "they were lost, or rewritten by an erasure after the backup; restore a newer backup, or the storage first"
+        )
+    if head > made.size:
+        raise RefusedError(
+            f"the tree head kept is of a log with {head} leaves, and the backup's has {made.size}: what happened in "
+            "between would be lost, and the log would contradict what is signed; restore a newer backup"
+        )
+
+
+def _put_in_place(work: Path, folder: Path, ledger: Path) -> None:
+    # From here on what lies in the folder is a restore's, and one that is run again may replace it.
+    (folder / _MARKER).touch(mode=0o600)
+    sync_folder(str(folder))
+    for ending in ("", "-wal", "-shm"):
+        Path(f"{ledger}{ending}").unlink(missing_ok=True)
+    os.replace(work / LEDGER, ledger)
+    for part in ("keys", "policies"):
+        if (work / part).is_dir():
+            shutil.rmtree(folder / part, ignore_errors=True)
+            os.replace(work / part, folder / part)
+    for place in (str(ledger.parent), str(folder)):
+        sync_folder(place)
+    # Last, because with this file the folder is a store.
+    os.replace(work / FILE_NAME, folder / FILE_NAME)
+    sync_folder(str(folder))
+    with suppress(FileNotFoundError):
+        (folder / _MARKER).unlink()
+
+
+def _pack(out: IO[bytes], files: dict[str, Path], made: Backup) -> None:
+    manifest = {
+        "mediaType": MEDIA_TYPE,
+        "storeId": made.store_id,
+        "size": made.size,
+        "root": made.root,
+        "madeAt": made.made_at,
+        "files": {name: _digest_of_file(path) for name, path in files.items()},
+    }
+    with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+        data = json.dumps(manifest, indent=2).encode() + b"\n"
+        tar.addfile(_entry(MANIFEST, len(data)), io.BytesIO(data))
+        for name, path in files.items():
+            with path.open("rb") as file:
+                tar.addfile(_entry(name, path.stat().st_size), file)
+
+
+def _entry(name: str, size: int) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = size, 0o600
+    return entry
+
+
+def _unpack(source: Path, work: Path, passphrase: bytes | None) -> Backup:
+    """Write a backup's files below `work`, after checking that each is what the manifest says."""
+    try:
+        with _reading(source, passphrase) as (plain, encrypted), tarfile.open(fileobj=plain, mode="r|") as tar:
+            manifest: dict[str, Any] = {}
+            for entry in tar:
+                file = tar.extractfile(entry)
+                if file is None:
+                    raise DamagedStoreError(f"{source} holds something that is not a file")
+                if not manifest:
+                    manifest = json.loads(file.read(_CHUNK)) if entry.name == MANIFEST else {}
+                    if manifest.get("mediaType") != MEDIA_TYPE:
+                        raise DamagedStoreError(f"{source} is not a backup of a store")
+                    continue
+                if not _NAME.fullmatch(entry.name) or entry.name not in manifest["files"]:
+                    raise DamagedStoreError(f"{source} holds a file that no backup has")
+                path = work / PurePosixPath(entry.name)
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                if _write_private(path, file) != manifest["files"].pop(entry.name):
+                    raise DamagedStoreError(f"{entry.name} in {source} is not what was backed up: its digest differs")
+            if not manifest or manifest["files"]:
+                raise DamagedStoreError(f"{source} ends too early")
+            return Backup(
+                manifest["storeId"], manifest["size"], manifest["root"], manifest["madeAt"], encrypted=encrypted
+            )
+    except FileNotFoundError:
+        raise NotFoundError(f"there is no backup at {source}") from None
+    except (tarfile.TarError, ValueError, KeyError, TypeError, EOFError):
+        raise DamagedStoreError(f"{source} is not a backup of a store, or damaged") from None
+
+
+def _write_private(path: Path, file: IO[bytes]) -> str:
+    """Write a file that its owner alone can read; return its digest."""
+    whole = hashlib.sha256()
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+        while piece := file.read(_CHUNK):
+            whole.update(piece)
+            out.write(piece)
+        out.flush()
+        os.fsync(out.fileno())
+    return whole.hexdigest()
+
+
+def _digest_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _writing(path: Path, passphrase: bytes | None) -> Iterator[IO[bytes]]:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        if passphrase is None:
+            yield file
+        else:
+            sealed = _Sealed(file, passphrase)
+            yield sealed  # type: ignore[misc]
+            sealed.end()
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _reading(path: Path, passphrase: bytes | None) -> Iterator[tuple[IO[bytes], bool]]:
+    with path.open("rb") as file:
+        encrypted = file.read(len(_MAGIC)) == _MAGIC
+        if not encrypted:
+            file.seek(0)
+            yield file, False
+        elif passphrase is None:
+            raise InputError(f"{path} is encrypted: give its passphrase in {PASSPHRASE}")
+        else:
+            yield io.BufferedReader(_Opened(file, passphrase)), True
+
+
+def _cipher(passphrase: bytes, salt: bytes) -> Any:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # heavy
+
+    return AESGCM(hashlib.scrypt(passphrase, salt=salt, n=2**15, r=8, p=1, maxmem=2**26, dklen=32))
+
+
+def _nonce(number: int, last: bool) -> bytes:
+    # The key is of this file alone. The last chunk has a nonce of its own kind, so that a cut file does not open.
+    return number.to_bytes(11, "big") + bytes([last])
+
+
+class _Sealed:
+    """Encrypts what is written to it, chunk by chunk: AES-256-GCM under a key of this file alone."""
+
+    def __init__(self, file: IO[bytes], passphrase: bytes) -> None:
+        salt = draw_nonce()
+        self._file, self._cipher, self._number, self._held = file, _cipher(passphrase, salt), 0, bytearray()
+        file.write(_MAGIC + salt)
+
+    def write(self, data: bytes) -> int:
+        self._held += data
+        while len(self._held) > _CHUNK:
+            self._seal(bytes(self._held[:_CHUNK]), last=False)
+            del self._held[:_CHUNK]
+        return len(data)
+
+    def end(self) -> None:
+        self._seal(bytes(self._held), last=True)
+
+    def _seal(self, chunk: bytes, last: bool) -> None:
+        self._file.write(self._cipher.encrypt(_nonce(self._number, last), chunk, _MAGIC))
+        self._number += 1
+
+
+class _Opened(io.RawIOBase):
+    """Decrypts what is read from it."""
+
+    def __init__(self, file: IO[bytes], passphrase: bytes) -> None:
+        self._file, self._number, self._held = file, 0, b""
+        self._cipher = _cipher(passphrase, file.read(32))
+        self._next = file.read(_CHUNK + _TAG)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        from cryptography.exceptions import InvalidTag  # heavy
+
+        if not self._held and self._next:
+            chunk, self._next = self._next, self._file.read(_CHUNK + _TAG)
+            try:
+                self._held = self._cipher.decrypt(_nonce(self._number, not self._next), chunk, _MAGIC)
+            except InvalidTag:
+                raise DamagedStoreError("the backup does not open: another passphrase, or damaged") from None
+            self._number += 1
+        count = min(len(buffer), len(self._held))
+        buffer[:count], self._held = self._held[:count], self._held[count:]
+        return count
