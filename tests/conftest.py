@@ -275,7 +275,7 @@ def check_no_orphans() -> Callable[[Path], None]:
         segments = ask_ledger(folder, "SELECT path FROM segment WHERE replaced_at IS NULL AND destroyed_at IS NULL")
         checkpoints = ask_ledger(folder, "SELECT path FROM checkpoint WHERE destroyed_at IS NULL")
         features = ask_ledger(folder, "SELECT path FROM feature")
-        specs = [json.loads(spec) for (spec,) in ask_ledger(folder, "SELECT spec FROM model")]
+        specs = [json.loads(spec) for (spec,) in ask_ledger(folder, "SELECT spec FROM model WHERE retired_at IS NULL")]
         bases = {f"bases/{base}.safetensors" for spec in specs if (base := spec["settings"].get("base"))}
         assert there == {path for (path,) in segments + checkpoints + features} | bases
         # Exactly one receipt for each request that was carried out.

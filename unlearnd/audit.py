@@ -390,6 +390,7 @@ class _Audit:
     def lineage(self, found: _Findings) -> str:
         """D2: no live checkpoint, and none before it in its chain, saw a slice root that is no longer current."""
         count = 0
+        found.wrong += self._come_back()
         for name, model in self.moment.models.items():
             dataset = self.moment.datasets[model.dataset_id].name
             chains = {
@@ -416,6 +417,16 @@ class _Audit:
                 else:
                     found.wrong.append(f"{where} was made from slice roots that are no longer current")
         return f"{count} checkpoints, each made from current slice roots alone, down to the initial state"
+
+    def _come_back(self) -> Iterator[str]:
+        """Yield the models that an order had destroyed, by its receipt, and that are there all the same."""
+        for request, detail in self.details.items():
+            if not isinstance(detail, str) and self.history.receipts[request][1].asked in ("dataset", "model"):
+                for name in sorted({entry[0] for entry in detail.models}):
+                    model = self.moment.models.get(name)
+                    again = any(built == name for built, _ in self.history.live)
+                    if again or self.moment.checkpoints.get(name) or (model is not None and model.retired_at is None):
+                        yield f"model '{name}' was destroyed by an order, request {request}, and is in service again"
 
     def live_rows(self, found: _Findings) -> str:
         """D3: the receipt is about the user of the opening, and that user owns no live row."""

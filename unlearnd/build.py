@@ -252,6 +252,8 @@ def build_task(ledger: Ledger, storage: Storage, plugins: Plugins, task: Task, c
             names = [build_lease(model.name, shard) for shard in group]
             try:
                 with hold(ledger, names, clock) as held:
+                    # Looked at with the lease in hand: an order that destroys the model takes it, too.
+                    models.model_in_service(ledger, model.name)
                     _Group(ledger, storage, backend, model, dataset, group, task.device, held, clock, report).build()
                 break
             except Preempted:

@@ -67,13 +67,14 @@ class Standing:
 def standings(ledger: Ledger, model: Model, shards: Iterable[int] | None = None) -> list[Standing]:
     """Return for each shard the longest prefix of its recipes that exists, as far as their checkpoints are kept.
 
-    Whatever was made from a slice that has changed since has no recipe here, and so is never found.
+    Whatever was made from a slice that has changed since has no recipe here, and so is never found; nor is anything of
+    a model that is retired.
     """
     slices = points.sealed_slices(ledger, model.dataset_id)
     wanted = list(shards) if shards is not None else list(range(1, model.spec.shards + 1))
     alone = wanted[0] if len(wanted) == 1 else None
     roots = points.roots_of(ledger, model.dataset_id, alone)
-    existing = {(c.shard, c.slice, c.recipe): c for c in models.checkpoints_of(ledger, model.id, alone)}
+    existing = {(c.shard, c.slice, c.recipe): c for c in models.checkpoints_of(ledger, model.id, alone, True)}
     found = []
     for shard in wanted:
         known = []

@@ -16,6 +16,12 @@ _STYLE = (
     "td{border-top:1px solid #999;padding:.35em .5em;vertical-align:top}td:first-child{width:14em}"
     "pre{font-size:.85em;white-space:pre-wrap;overflow-wrap:anywhere}@media print{body{margin:0}}"
 )
+_ASKED = {
+    "user": "one person",
+    "point": "one point",
+    "dataset": "a whole dataset, and every model trained on it",
+    "model": "a whole model",
+}
 _LIMITS = (
     "that no copy exists outside this store: backups, exports, models made elsewhere",
     "that the request was logged when it arrived",
@@ -29,11 +35,11 @@ def summary_page(receipt: bytes, command: str) -> bytes:
     said = predicate_of(receipt)
     rows: list[tuple[str, str]] = [
         ("Request", said["requestId"]),
-        ("Asked for", "one person" if said["asked"] == "user" else "one point"),
+        ("Asked for", _ASKED[said["asked"]]),
         ("Received", said["request"]["receivedAt"]),
         ("Due", said["request"]["dueAt"]),
         ("Influence removed", said["influenceRemovedAt"]),
-        ("Points erased", f"{said['erased']['points']:,}" if said["found"] else "none: the store held no such data"),
+        ("Points erased", _points(said)),
         ("Slices rewritten", f"{said['slices']['count']:,}"),
         ("Checkpoints destroyed", f"{said['checkpoints']['destroyed']['count']:,}"),
         *_kept(said),
@@ -57,6 +63,12 @@ def summary_page(receipt: bytes, command: str) -> bytes:
         f"<h2>What a receipt cannot prove</h2><ul>{limits}</ul></body></html>\n"
     )
     return page.encode()
+
+
+def _points(said: Mapping[str, Any]) -> str:
+    if said["asked"] == "model":
+        return "none: a model was to go, and no data"
+    return f"{said['erased']['points']:,}" if said["found"] else "none: the store held no such data"
 
 
 def _kept(said: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -4,7 +4,8 @@
     2  planned: which points, slices and checkpoints, at what cost (a dry run stops here)
     3  points marked erased, slice roots recomputed, user keys destroyed, in one transaction
     4  slice data rewritten without the points, old objects destroyed
-    5  tainted checkpoints destroyed, and storage listed again to see that they are gone
+    5  tainted checkpoints destroyed, and storage listed again to see that they are gone; of a model that an order is
+       about, or that was trained on a dataset an order is about, all of them
     6  statement logged, tree head signed, receipt written
     7  build, now or later
 
@@ -13,7 +14,7 @@ before the next begins and can be taken again; whoever comes next carries on wit
 """
 
 import posixpath
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -23,7 +24,7 @@ import numpy as np
 from unlearnd.build import cost_of
 from unlearnd.checkpoints import destroy_all_but, standings
 from unlearnd.digests import Digest, digest_of_json
-from unlearnd.errors import BusyError
+from unlearnd.errors import BusyError, RefusedError
 from unlearnd.ingest import destroy_leftovers
 from unlearnd.keys import draw_id
 from unlearnd.leases import Clock, SteadyClock, hold
@@ -49,11 +50,13 @@ from unlearnd.statements import (
     slices_sealed,
 )
 from unlearnd.steps import Step, reached
-from unlearnd.storage import CIPHER, Kept, Storage, Version
+from unlearnd.storage import CIPHER, Kept, Record, Storage, Version
 from unlearnd.translog import Translog, issue_receipts, keep_detail, keep_details, newest_moment
 
-Target = bytes | tuple[str, int]
-"""A user by handle, or a point by dataset and position."""
+Target = bytes | tuple[str, int] | tuple[str, str]
+"""A user by handle, a point by dataset and position, or what an order is about: ("dataset" or "model", name)."""
+Tidy = Callable[[Sequence[models.Model], Record], None]
+"""Destroys what else models that are retired leave behind."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ class Outcome:
     request: str
     erasure: str
     asked: str
-    """`user` or `point`."""
+    """`user`, `point`, `dataset` or `model`."""
     found: bool
     points: int
     erased_root: Digest | None
@@ -101,6 +104,8 @@ class Outcome:
     received_at: str
     influence_removed_at: str | None
     rebuilt_at: str | None
+    retired: tuple[str, ...] = ()
+    """Models that an order had destroyed for good."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +127,7 @@ class PlannedModel:
     checkpoints: int
     """Checkpoints to destroy."""
     samples: int
-    """Samples to retrain."""
+    """Samples to retrain; none of a model that is destroyed for good."""
     from_scratch: int
     """Samples that retraining all would take."""
 
@@ -146,16 +151,17 @@ def plan_erasure(ledger: Ledger, targets: Sequence[Target]) -> ErasurePlan:
     for holding, positions in (pair for pairs in doomed.values() for pair in pairs):
         place = (holding.dataset_id, holding.shard, holding.slice)
         by_place[place] = by_place.get(place, 0) + len(positions)
+    retired = _to_retire(ledger, targets)
     planned = tuple(
-        _plan_model(ledger, model, by_place)
+        _plan_retirement(ledger, model) if model in retired else _plan_model(ledger, model, by_place)
         for model in models.models(ledger)
-        if any(dataset_id == model.dataset_id for dataset_id, _, _ in by_place)
+        if model in retired or any(dataset_id == model.dataset_id for dataset_id, _, _ in by_place)
     )
     places = tuple(
         PlannedPlace(names[dataset_id], shard, slice_, count)
         for (dataset_id, shard, slice_), count in sorted(by_place.items())
     )
-    found = sum(1 for pairs in doomed.values() if pairs)
+    found = sum(bool(pairs or (is_order(target) and retired)) for target, pairs in doomed.items())
     return ErasurePlan(found, len(doomed) - found, sum(by_place.values()), places, planned)
 
 
@@ -214,7 +220,13 @@ def _recorded(erasure_id: str) -> str:
     return erasure_id
 
 
-def carry_out(translog: Translog, plugins: Mapping[str, str], erasure_id: str, clock: Clock) -> None:
+def carry_out(
+    translog: Translog,
+    plugins: Mapping[str, str],
+    erasure_id: str,
+    clock: Clock,
+    tidy: Tidy = lambda retired, record: None,
+) -> None:
     """Steps 3 to 6, beginning with the first that is not done; `plugins` are the versions a receipt names."""
     ledger, storage = translog.ledger, translog.storage
     record = _Record(ledger, erasure_id, clock)
@@ -237,11 +249,21 @@ def carry_out(translog: Translog, plugins: Mapping[str, str], erasure_id: str, c
                 rewrite_dropped(ledger, storage, dataset, shard, clock(), record)
         _destroy_leftovers(ledger, storage, clock, record)
         reached(Step.ERASE_DATA_DESTROYED)
-        for dataset_id, shard in erasure.touched:
-            for model in models.models(ledger, dataset_id):
-                with hold(ledger, [build_lease(model.name, shard)], clock, preempt=True):
-                    _destroy_tainted(ledger, storage, model, shard, erasure_id, clock(), record)
-                reached(Step.ERASE_CHECKPOINTS_DESTROYED)
+        retired = _retired_by(ledger, erasure_id)
+        # Models retired by others too: what they were made from must not outlive this, whoever is quicker.
+        places = [
+            (model, shard)
+            for dataset_id, shard in erasure.touched
+            for model in models.models(ledger, dataset_id, retired=True)
+            if model not in retired
+            if model.retired_at is None or models.checkpoints_of(ledger, model.id, shard)
+        ]
+        for model, shard in (*places, *((m, s) for m in retired for s in range(1, m.spec.shards + 1))):
+            with hold(ledger, [build_lease(model.name, shard)], clock, preempt=True):
+                _destroy_tainted(ledger, storage, model, shard, erasure_id, clock(), record)
+            reached(Step.ERASE_CHECKPOINTS_DESTROYED)
+        if retired:
+            tidy(retired, record)
         # Before the claim is made: the ledger's own files must not keep the destroyed keys either.
         ledger.scrub()
         _settle(ledger, storage, erasure_id, clock())
@@ -269,7 +291,7 @@ def _outcome(request: Request, entry: Entry, erasure: Erasure) -> Outcome:
         request=request.id,
         erasure=erasure.id,
         asked=entry.asked,
-        found=stored["points"] > 0,
+        found=bool(stored["checkpoints"] if entry.asked == "model" else stored["points"]),
         points=stored["points"],
         erased_root=stored["erased_root"],
         slices=tuple(Touched(**touched) for touched in stored["slices"]),
@@ -278,6 +300,7 @@ def _outcome(request: Request, entry: Entry, erasure: Erasure) -> Outcome:
         received_at=entry.received_at,
         influence_removed_at=erasure.influence_removed_at,
         rebuilt_at=erasure.rebuilt_at,
+        retired=tuple(stored.get("retired", ())),
     )
 
 
@@ -302,7 +325,13 @@ def _conclude(translog: Translog, plugins: Mapping[str, str], erasure_id: str, n
     erasure = erasures.erasure_by_id(ledger, erasure_id)
     destroyed = models.destroyed_by(ledger, erasure_id)
     touched = {dataset_id for dataset_id, _ in erasure.touched}
-    concerned = [model for model in models.models(ledger) if model.dataset_id in touched]
+    retired = _retired_by(ledger, erasure_id)
+    lost_some = {checkpoint["model"] for checkpoint in destroyed}
+    concerned = [
+        model
+        for model in models.models(ledger, retired=True)
+        if model in retired or (model.dataset_id in touched and (model.retired_at is None or model.name in lost_some))
+    ]
     names = {dataset.id: dataset.name for dataset in points.datasets(ledger)}
     versions = erasures.versions_of(ledger, erasure_id)
     outcomes: dict[str, dict[str, Any]] = {}
@@ -316,10 +345,12 @@ def _conclude(translog: Translog, plugins: Mapping[str, str], erasure_id: str, n
         assert request.outcome is not None
         erased = request.outcome["erased"]
         slices = request.outcome["slices"]
-        seen = _seen_by(destroyed, slices)
+        gone_whole = set(request.outcome.get("retired", ()))
+        seen = _seen_by(destroyed, slices, gone_whole)
         lost = {(entry["dataset"], entry["shard"]) for entry in slices}
-        mine = [model for model in concerned if names[model.dataset_id] in {dataset for dataset, _ in lost}]
-        objects = [one for one in versions if _belongs(one.name, lost, [model.name for model in mine])]
+        lossy = {dataset for dataset, _ in lost}
+        mine = [model for model in concerned if names[model.dataset_id] in lossy or model.name in gone_whole]
+        objects = [one for one in versions if _belongs(one.name, lost, [model.name for model in mine], gone_whole)]
         outcomes[request.id] = {
             **{name: value for name, value in request.outcome.items() if name != "erased"},
             "checkpoints": seen,
@@ -367,7 +398,7 @@ class _Account:
         counts = points.counts_of(ledger, model.dataset_id)
         found = standings(ledger, model)
         self.serving = [(model.name, s.shard, s.prefix, s.checkpoint.recipe if s.checkpoint else "") for s in found]
-        self._dataset, self._name = dataset, model.name
+        self._dataset, self._name, self._retired = dataset, model.name, model.retired_at is not None
         self._spec, self._replay = digest_of_json(model.spec.as_json()), replay_class(model.deterministic)
         self._costs = {
             s.shard: tuple(
@@ -379,7 +410,11 @@ class _Account:
     def entry(self, lost: set[tuple[str, int]]) -> tuple[str, str, str, str, int, int]:
         """Return how much the shards that lost points must train again, and what all of them would take."""
         scratch = sum(whole for whole, _ in self._costs.values())
-        retrain = sum(rest for shard, (_, rest) in self._costs.items() if (self._dataset, shard) in lost)
+        retrain = (
+            0
+            if self._retired
+            else sum(rest for shard, (_, rest) in self._costs.items() if (self._dataset, shard) in lost)
+        )
         return self._name, self._dataset, self._spec, self._replay, retrain, scratch
 
 
@@ -392,11 +427,48 @@ def _doomed(ledger: Ledger, targets: Sequence[Target]) -> dict[Target, list[tupl
     for target in targets:
         if isinstance(target, bytes):
             continue
+        if isinstance(target[1], str):
+            # An order is carried out alone: no user or point of another request has a part in it.
+            whole = points.dataset_named(ledger, target[1]) if target[0] == "dataset" else None
+            listed = points.holdings_in(ledger, whole.id) if whole else []
+            found[target] = [(holding, unpack(holding.positions)) for holding in listed]
+            continue
         dataset = points.find_dataset(ledger, target[0])
         at = points.holding_at(ledger, dataset.id, target[1]) if dataset else None
         if at is not None and at.handle not in found:
             found[target].append((at, np.array([target[1]], np.int64)))
     return found
+
+
+def is_order(target: Target) -> bool:
+    """Say whether a target is a whole dataset or model."""
+    return isinstance(target, tuple) and isinstance(target[1], str)
+
+
+def _to_retire(ledger: Ledger, targets: Iterable[Target]) -> list[models.Model]:
+    """Return the models in service that orders among the targets destroy for good."""
+    datasets = {dataset.id: dataset.name for dataset in points.datasets(ledger)}
+    return [
+        model
+        for model in models.models(ledger)
+        if ("model", model.name) in targets or ("dataset", datasets[model.dataset_id]) in targets
+    ]
+
+
+def _retired_by(ledger: Ledger, erasure_id: str) -> list[models.Model]:
+    """Return the models that an erasure, whose points are marked, destroys for good."""
+    names = [
+        name for one in erasures.requests_of(ledger, erasure_id) for name in (one.outcome or {}).get("retired", ())
+    ]
+    return [models.model_named(ledger, name) for name in names]
+
+
+def _plan_retirement(ledger: Ledger, model: models.Model) -> PlannedModel:
+    counts = points.counts_of(ledger, model.dataset_id)
+    found = standings(ledger, model)
+    scratch = sum(cost_of(model.spec, model.sliceable, counts, s.shard, s.slices, 0) for s in found)
+    whole = len(models.checkpoints_of(ledger, model.id))
+    return PlannedModel(model.name, tuple(s.shard for s in found), whole, 0, scratch)
 
 
 def _plan_model(ledger: Ledger, model: models.Model, by_place: Mapping[tuple[int, int, int], int]) -> PlannedModel:
@@ -420,17 +492,25 @@ def _plan_model(ledger: Ledger, model: models.Model, by_place: Mapping[tuple[int
 def _mark(ledger: Ledger, storage: Storage, erasure: Erasure, clock: Clock) -> None:
     """Step 3, under the leases of all shards concerned."""
     requests = erasures.requests_of(ledger, erasure.id)
-    targets: list[Target] = [_target(request) for request in requests]
+    with ledger.read() as connection:
+        entries = dockets.by_ids(connection, [request.id for request in requests])
+    asked: dict[str, Target] = {request.id: entries[request.id].target for request in requests}
+    targets = list(asked.values())
     names = {dataset.id: dataset.name for dataset in points.datasets(ledger)}
+    whole = [str(target[1]) for target in targets if is_order(target) and target[0] == "dataset"]
     while True:
         shards = _shards(_doomed(ledger, targets))
         leases = [data_lease(names[dataset_id], shard) for dataset_id, shard in sorted(shards)]
+        # Of a whole dataset nothing may be added, and no model declared on it, meanwhile.
+        leases += [ingest_lease(name) for name in whole]
         with hold(ledger, leases or [f"erasure/{erasure.id}/nothing"], clock):
             doomed = _doomed(ledger, targets)
             if not _shards(doomed) <= shards:
                 continue
+            for name in whole:
+                _check_nobody_held(ledger, name)
             now = clock()
-            marking = _marking(ledger, storage, requests, doomed, now)
+            marking = _marking(ledger, storage, asked, doomed, now)
             if erasures.mark_erased(ledger, erasure.id, marking, now):
                 return
 
@@ -438,7 +518,7 @@ def _mark(ledger: Ledger, storage: Storage, erasure: Erasure, clock: Clock) -> N
 def _marking(
     ledger: Ledger,
     storage: Storage,
-    requests: Sequence[Request],
+    asked: Mapping[str, Target],
     doomed: Mapping[Target, Sequence[tuple[Holding, Positions]]],
     now: datetime,
 ) -> Marking:
@@ -494,11 +574,11 @@ def _marking(
             erased[target].extend((*committed[position], here) for position in positions.tolist())
             slices[target].append(Touched(dataset.name, shard, slice_, len(positions), before, after))
     outcomes: dict[str, dict[str, Any]] = {}
-    for request in requests:
-        target = _target(request)
+    retired = _to_retire(ledger, asked.values())
+    for request_id, target in asked.items():
         gone_here = sorted(erased[target])
         root = root_of_commitments([commitment for commitment, _, _ in gone_here]) if gone_here else None
-        outcomes[request.id] = {
+        outcomes[request_id] = {
             "points": len(gone_here),
             "erased_root": root,
             "erased": [commitment.hex() for commitment, _, _ in gone_here],
@@ -506,11 +586,28 @@ def _marking(
             # see that the slice had the root it had. Nobody need believe it, and it is in no receipt.
             "places": [[here, rank] for _, rank, here in gone_here],
             "slices": [asdict(touched) for touched in slices[target]],
+            **({"retired": [model.name for model in retired]} if is_order(target) else {}),
         }
-    shredded = [request.handle for request in requests if request.handle is not None]
+    shredded = [target for target in asked.values() if isinstance(target, bytes)]
+    for target in asked.values():
+        if is_order(target) and target[0] == "dataset":
+            dataset = points.dataset_named(ledger, str(target[1]))
+            shredded += points.users_of(ledger, dataset.id, nowhere_else=True)
     touched = sorted(_shards(doomed))
     leaves = [leaf for name, entries in sealed.items() for leaf in slices_sealed(name, entries, stamp(now))]
-    return Marking(dropped, roots, gone, shrunk, shredded, outcomes, touched, leaves)
+    ids = [model.id for model in retired]
+    return Marking(dropped, roots, gone, shrunk, shredded, outcomes, touched, leaves, ids)
+
+
+def _check_nobody_held(ledger: Ledger, name: str) -> None:
+    """Raise `RefusedError` where a hold keeps points of a dataset from being erased. Its data leases must be held."""
+    dataset = points.dataset_named(ledger, name)
+    segments = (s for shard in range(1, dataset.shards + 1) for s in points.segments_of(ledger, dataset.id, shard))
+    if any(segment.held for segment in segments):
+        raise RefusedError(
+            f"dataset '{name}' is to be destroyed, and holds data of users whose requests are on hold: "
+            "`unlearnd requests list --state on_hold` has them, and `unlearnd requests release` lifts a hold"
+        )
 
 
 def _drop(segment: Segment, positions: Positions) -> tuple[int, bytes, int]:
@@ -537,12 +634,15 @@ def _destroy_tainted(
     models.checkpoints_destroyed(ledger, model.dataset_id, ids, erasure_id, leaves, now)
 
 
-def _seen_by(destroyed: Sequence[Mapping[str, Any]], slices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return those destroyed checkpoints that had seen one of these slices."""
+def _seen_by(
+    destroyed: Sequence[Mapping[str, Any]], slices: Sequence[Mapping[str, Any]], whole: set[str]
+) -> list[dict[str, Any]]:
+    """Return those destroyed checkpoints that had seen one of these slices, or are of a model that went whole."""
     return [
         {name: value for name, value in checkpoint.items() if name != "dataset"}
         for checkpoint in destroyed
-        if any(
+        if checkpoint["model"] in whole
+        or any(
             (lost["dataset"], lost["shard"]) == (checkpoint["dataset"], checkpoint["shard"])
             and lost["slice"] <= checkpoint["slice"]
             for lost in slices
@@ -589,21 +689,13 @@ def _settle(ledger: Ledger, storage: Storage, erasure_id: str, now: datetime) ->
         erasures.versions_destroyed(ledger, erasure_id, open_ones - there, still, now)
 
 
-def _belongs(name: str, lost: set[tuple[str, int]], concerned: Iterable[str]) -> bool:
-    """Say whether an object is of a shard that lost points, or of a constituent trained on it."""
+def _belongs(name: str, lost: set[tuple[str, int]], concerned: Iterable[str], whole: set[str]) -> bool:
+    """Say whether an object is of a shard that lost points, a constituent trained on it, or a model gone whole."""
     kind, owner, shard = name.split("/")[:3]
     if kind == "data":
         return (owner, int(shard)) in lost
-    return owner in concerned and int(shard) in {number for _, number in lost}
+    return owner in whole or (owner in concerned and int(shard) in {number for _, number in lost})
 
 
 def _shards(doomed: Mapping[Target, Sequence[tuple[Holding, Positions]]]) -> set[tuple[int, int]]:
     return {(holding.dataset_id, holding.shard) for pairs in doomed.values() for holding, _ in pairs}
-
-
-def _target(request: Request) -> Target:
-    if request.handle is not None:
-        return request.handle
-    assert request.dataset is not None
-    assert request.position is not None
-    return request.dataset, request.position

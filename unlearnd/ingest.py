@@ -113,6 +113,7 @@ def ingest(
     """
     check_name("dataset", name)
     with hold(ledger, [ingest_lease(name)], clock):
+        dockets.check_not_destroyed(ledger, name)
         destroy_leftovers(ledger, storage, name)
         before = points.find_dataset(ledger, name)
         check_layout(before, layout, rules)

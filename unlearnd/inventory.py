@@ -131,6 +131,7 @@ def excuses(moment: Moment, history: History, names: Iterable[str], now: float) 
     expected = {
         _stem(path_of(name, shard, Digest(recipe)))
         for name, model in moment.models.items()
+        if model.retired_at is None
         for shard in range(1, model.spec.shards + 1)
         for recipe in chain_of(model, shard, history.roots_of(moment.datasets[model.dataset_id].name, shard))[1:]
     }
@@ -187,7 +188,8 @@ def _read_segment(
 
 
 def _bases(moment: Moment) -> set[Digest]:
-    return {digest for model in moment.models.values() if (digest := base_of(model.spec.settings))}
+    in_service = (model for model in moment.models.values() if model.retired_at is None)
+    return {digest for model in in_service if (digest := base_of(model.spec.settings))}
 
 
 def _stem(name: str) -> str:

@@ -18,7 +18,7 @@ from unlearnd.checkpoints import Standing, read_states, standings
 from unlearnd.errors import BackendError, DamagedStoreError, InputError, RefusedError, UnlearndError
 from unlearnd.features import Sight
 from unlearnd.hookspecs import Predictor, State
-from unlearnd.ledger import Ledger, points
+from unlearnd.ledger import Ledger, models, points
 from unlearnd.ledger.models import Model
 from unlearnd.plugins import Plugins
 from unlearnd.storage import Storage
@@ -95,6 +95,7 @@ class ServedModel:
         rows = self._checked(x)
         serving = self._refresh()
         if serving.predictor is None:
+            models.model_in_service(self._ledger, self.name)
             raise RefusedError(
                 f"model '{self.name}' cannot answer: every constituent abstains; run `unlearnd build {self.name}`"
             )

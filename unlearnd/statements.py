@@ -297,10 +297,11 @@ def _shown(name: str) -> str:
 
 
 def _scope(said: ErasureStatement) -> dict[str, list[str]]:
-    """Return what is claimed and what is not: of what storage kept, nothing."""
+    """Return what is claimed and what is not: of what storage kept, nothing; with a model, no data goes."""
     kept = {"training-data" if name.startswith("data/") else "checkpoints" for name, _, _ in said.kept}
+    claimed = ("checkpoints",) if said.asked == "model" else CLAIMS
     return {
-        "claims": [*(claim for claim in CLAIMS if claim not in kept), *(["object-keys"] if said.cipher else [])],
+        "claims": [*(claim for claim in claimed if claim not in kept), *(["object-keys"] if said.cipher else [])],
         "notClaimed": [*NOT_CLAIMED, *(["object-versions-kept"] if kept else []), *said.remnants],
     }
 

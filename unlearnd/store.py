@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
@@ -45,6 +45,7 @@ from unlearnd.erasure import (
     Target,
     begin_erasure,
     carry_out,
+    is_order,
     live_sets,
     outcome_of,
     outcomes_of,
@@ -53,7 +54,7 @@ from unlearnd.erasure import (
 )
 from unlearnd.errors import InputError, NotFoundError, RefusedError, StorageError, UnlearndError
 from unlearnd.features import Sight
-from unlearnd.hookspecs import Backend, FeatureBackend, PriorPlacement, Task
+from unlearnd.hookspecs import Backend, FeatureBackend, Petition, PriorPlacement, Task, Veto
 from unlearnd.ingest import Added, Layout, check_layout, check_name, ingest
 from unlearnd.intake import RowResult, receive_rows
 from unlearnd.keys import (
@@ -87,6 +88,7 @@ from unlearnd.receipts import OPENING_TYPE, canonical
 from unlearnd.recipes import SCHEDULES, Spec, check_schedule, recipes
 from unlearnd.requests import Asked, Deadline, petition_of
 from unlearnd.restriction import settle
+from unlearnd.retirement import destroy_unneeded
 from unlearnd.serving import Answers, Evaluation, ServedModel, join_evaluations
 from unlearnd.sources import Batch, Data, read_batches
 from unlearnd.statements import model_declared, models_rebuilt
@@ -193,6 +195,8 @@ class Status:
     """Open requests by state."""
     next_due: str | None
     """When the first answer is due; None when none is owed."""
+    retired: Mapping[str, str] = field(default_factory=dict)
+    """Models that an order had destroyed, and when."""
 
 
 @dataclass(frozen=True)
@@ -451,6 +455,8 @@ class Store:
         check_name("model", model)
         data = points.dataset_named(self.ledger, dataset)
         known = models.find_model(self.ledger, model)
+        if known is not None:
+            models.model_in_service(self.ledger, model)
         learner = self.plugins.backend(backend)
         given = float(epochs) if epochs is not None else None
         if given is not None and not 0 < given <= MOST_EPOCHS:
@@ -471,6 +477,7 @@ class Store:
         with hold(self.ledger, leases, self.clock) if known is None else nullcontext():
             # Read again under the lease: nothing is added between what the model is declared on and its declaration.
             data = points.dataset_named(self.ledger, dataset)
+            dockets.check_not_destroyed(self.ledger, dataset)
             spec = Spec(
                 backend=learner.name,
                 backend_version=learner.version,
@@ -529,7 +536,7 @@ class Store:
         watch: Watch | None = None,
     ) -> list[Build]:
         """Make every missing checkpoint of these models, or of all: after a crash, an erasure, new data."""
-        wanted = [models.model_named(self.ledger, name) for name in names] or models.models(self.ledger)
+        wanted = [models.model_in_service(self.ledger, name) for name in names] or models.models(self.ledger)
         how = self._how(executor, workers, device)
         self.finish_erasures()
         done = [self._build_one(model, how, watch) for model in wanted]
@@ -542,12 +549,12 @@ class Store:
 
         Returns how many there were. Look for the cause first: this is for when there is no backup to restore.
         """
-        wanted = [models.model_named(self.ledger, name) for name in names] or models.models(self.ledger)
+        wanted = [models.model_in_service(self.ledger, name) for name in names] or models.models(self.ledger)
         return sum(discard_damaged(self.ledger, self.storage, model, self.clock) for model in wanted)
 
     def model(self, name: str, *, device: str | None = None) -> ServedModel:
         """Return a model to ask."""
-        found = models.model_named(self.ledger, name)
+        found = models.model_in_service(self.ledger, name)
         return ServedModel(self.ledger, self.storage, self.plugins, found, device or self.config.device)
 
     def predict(
@@ -643,9 +650,20 @@ class Store:
         dataset = points.dataset_by_id(self.ledger, found.dataset_id)
         return read_batches(data, user=None, label=label, group=group, features=_columns_for(dataset, data))
 
-    def plan_erasure(self, users: Iterable[str | int] = (), points: Iterable[str] = ()) -> ErasurePlan:
-        """Return what erasing these would do; change nothing."""
-        return plan_erasure(self.ledger, self._targets(users, points))
+    def plan_erasure(
+        self,
+        users: Iterable[str | int] = (),
+        points: Iterable[str] = (),
+        *,
+        dataset: str | None = None,
+        model: str | None = None,
+    ) -> ErasurePlan:
+        """Return what erasing these, or a whole dataset or model, would do; change nothing."""
+        orders = [] if dataset is None else [self._order("dataset", dataset)]
+        orders += [] if model is None else [self._order("model", model)]
+        if len(orders) + bool(users or points) > 1:
+            raise InputError("a whole dataset or model is erased by itself")
+        return plan_erasure(self.ledger, orders or self._targets(users, points))
 
     def erase(
         self,
@@ -690,6 +708,17 @@ class Store:
         known = [outcome.request for target, outcome in zip(done, outcomes, strict=True) if target not in new]
         return Erased(outcomes, tuple(builds), frozenset(known), tuple(held.values()), openings)
 
+    def erase_dataset(self, dataset: str, *, policy: str | None = None, actor: str = "operator") -> Erased:
+        """Destroy a dataset: all its points, every model trained on it, and the keys of users with no other data.
+
+        For good: its name and those of the models stay taken. Refused while a hold keeps points of it.
+        """
+        return self._erase_whole("dataset", dataset, policy, actor)
+
+    def erase_model(self, model: str, *, policy: str | None = None, actor: str = "operator") -> Erased:
+        """Destroy a model: every checkpoint of it. For good: it is never built again, and its name stays taken."""
+        return self._erase_whole("model", model, policy, actor)
+
     def finish_erasures(self) -> int:
         """Carry on with erasures that a killed process left undone; return how many there were."""
         settle(self.ledger, self.storage, self.clock)
@@ -706,6 +735,8 @@ class Store:
         users: Iterable[str | int] = (),
         *,
         points: Iterable[str] = (),
+        dataset: str | None = None,
+        model: str | None = None,
         policy: str | None = None,
         received: date | None = None,
         due: date | None = None,
@@ -717,12 +748,14 @@ class Store:
     ) -> list[Entry]:
         """Record requests that came in, without carrying them out; return each as it stands.
 
-        `identity` is a code for how it was checked; there is no place for the proof. A second request about a user
-        whose first is still open is a duplicate of it. `hand_out` gets the openings, which the store keeps only until
-        the request is carried out.
+        They are about users, points, or a whole dataset or model, as an order of an authority is. `identity` is a code
+        for how it was checked; there is no place for the proof. A second request about a user whose first is still open
+        is a duplicate of it. `hand_out` gets the openings, which the store keeps only until the request is carried out.
         """
         given = [_user(user) for user in ([users] if isinstance(users, str | int) else users)]
-        targets = self._targets(given, points)
+        orders = [] if dataset is None else [self._order("dataset", dataset)]
+        orders += [] if model is None else [self._order("model", model)]
+        targets = orders + (self._targets(given, points) if given or points or not orders else [])
         named: dict[Target, str] = dict(zip(self.keys.handles(given), given, strict=True))
         asked = [Asked(t, named.get(t), received, due, ground, requester, identity) for t in targets]
         entries = requests.receive(self.ledger, asked, self.policy(policy), self.clock(), actor)
@@ -838,22 +871,78 @@ class Store:
         """
         how = self._how(executor, workers, device)
         check_signers(self.translog)
+        done: list[str] = []
         while True:
             self.finish_erasures()
             limit = None if within is None else stamp(self.clock() + within)
             ready = [e for e in dockets.entries(self.ledger, ("approved",)) if limit is None or e.due_at <= limit]
             held = self._veto(ready)
-            ids = [entry.id for entry in ready if entry.id not in held]
-            if not ids:
-                break
-            begun = begin_erasure(self.ledger, ids, self.clock(), actor)
-            if begun:
-                self._carry_out(begun)
+            free = [entry for entry in ready if entry.id not in held]
+            # Orders come last and each by itself: what people asked for waits for no order that is refused.
+            lots = [[entry.id for entry in free if not is_order(entry.target)]]
+            lots += [[entry.id] for entry in free if is_order(entry.target)]
+            begun = [lot for lot in lots if lot and self._begin(lot, actor)]
+            done += [request_id for lot in begun for request_id in lot]
+            if len(begun) == sum(map(bool, lots)):
                 break
         builds = self._rebuild(self.policy(), build, how, watch)
-        done = erasures.requests_by_ids(self.ledger, ids)
-        outcomes = outcomes_of(self.ledger, [done[request_id] for request_id in ids])
+        carried = erasures.requests_by_ids(self.ledger, done)
+        outcomes = outcomes_of(self.ledger, [carried[request_id] for request_id in done])
         return Erased(tuple(outcomes), tuple(builds), frozenset(), tuple(held), {})
+
+    def _begin(self, ids: Sequence[str], actor: str) -> bool:
+        """Carry out approved requests together; False when one of them no longer is."""
+        for entry in (self.request(request_id) for request_id in ids):
+            if entry.asked == "dataset":
+                self._check_nobody_held(str(entry.dataset))
+        begun = begin_erasure(self.ledger, ids, self.clock(), actor)
+        if begun:
+            self._carry_out(begun)
+        return begun is not None
+
+    def _erase_whole(self, kind: str, name: str, policy: str | None, actor: str) -> Erased:
+        """Carry out an order about a dataset or a model in one step; one that was carried out gives its outcome."""
+        target, rules = self._order(kind, name), self.policy(policy)
+        check_signers(self.translog)
+        while True:
+            self.finish_erasures()
+            before = dockets.order_about(self.ledger, kind, name)
+            if before is not None:
+                done = erasures.requests_by_ids(self.ledger, [before.id])[before.id]
+                return Erased((outcome_of(self.ledger, done),), (), frozenset([before.id]), (), {})
+            if kind == "dataset":
+                self._check_nobody_held(name)
+            held = self._held([target], {}, rules)
+            if held:
+                return Erased((), (), frozenset(), tuple(held.values()), {})
+            recorded = record_requests(self.ledger, [target], self.clock(), policy=rules, actor=actor)
+            if recorded:
+                break
+        self._carry_out(recorded)
+        self._note_rebuilt([])
+        sign_head(self.translog)
+        (request,) = erasures.requests_of(self.ledger, recorded)
+        return Erased((outcome_of(self.ledger, request),), (), frozenset(), (), {})
+
+    def _order(self, kind: str, name: str) -> Target:
+        """Return what an order is about; raise `NotFoundError` unless it is there."""
+        if kind == "dataset":
+            points.dataset_named(self.ledger, name)
+        else:
+            models.model_named(self.ledger, name)
+        return kind, name
+
+    def _check_nobody_held(self, name: str) -> None:
+        """Raise `RefusedError` while requests on hold keep data of a dataset: a hold outranks an order."""
+        dataset = points.dataset_named(self.ledger, name)
+        held = {entry.handle: entry.id for entry in dockets.entries(self.ledger, ("on_hold",)) if entry.handle}
+        found = {h.handle for h in points.holdings_of(self.ledger, list(held)) if h.dataset_id == dataset.id}
+        if found:
+            first = min(held[handle] for handle in found)
+            raise RefusedError(
+                f"dataset '{name}' cannot be destroyed: it has data of {len(found)} users whose requests are on hold, "
+                f"the first is {first[:12]}; `unlearnd requests release` lifts a hold"
+            )
 
     def _moved(self, entry: Entry) -> Entry:
         """Bring training in line with the holds there are now, and sign what the transition logged."""
@@ -865,7 +954,15 @@ class Store:
         """Carry out an erasure; what stops it is noted with its requests, which stay where there is no way back."""
         settle(self.ledger, self.storage, self.clock)
         try:
-            carry_out(self.translog, self._versions(), erasure_id, self.clock)
+            carry_out(
+                self.translog,
+                self._versions(),
+                erasure_id,
+                self.clock,
+                lambda retired, record: destroy_unneeded(
+                    self.ledger, self.storage, self.plugins, self.config.device, retired, self.clock, record
+                ),
+            )
         except UnlearndError as error:
             with suppress(UnlearndError):
                 ids = [request.id for request in erasures.requests_of(self.ledger, erasure_id)]
@@ -909,7 +1006,7 @@ class Store:
         rules = self.policy()
         petitions = [petition_of(entry, entry.target, rules) for entry in entries]
         held: list[str] = []
-        for plugin, veto in self.plugins.vetoes(petitions, self.folder, self.clock().date()) if petitions else ():
+        for plugin, veto in self._vetoes(petitions):
             entry = entries[veto.number]
             if entry.id not in held:
                 last = requests.last_review(self.ledger, entry, self.clock())
@@ -921,6 +1018,18 @@ class Store:
             settle(self.ledger, self.storage, self.clock)
             sign_head(self.translog)
         return held
+
+    def _vetoes(self, petitions: Sequence[Petition]) -> list[tuple[str, Veto]]:
+        """Ask plugins about requests; of an order to destroy a dataset, about everybody who has data in it as well."""
+        asked, about = list(petitions), list(range(len(petitions)))
+        for number, petition in enumerate(petitions):
+            if petition.asked == "dataset":
+                dataset = points.dataset_named(self.ledger, petition.name)
+                for handle in points.users_of(self.ledger, dataset.id):
+                    asked.append(replace(petition, asked="user", handle=handle.hex(), name=""))
+                    about.append(number)
+        said = self.plugins.vetoes(asked, self.folder, self.clock().date()) if asked else []
+        return [(plugin, replace(veto, number=about[veto.number])) for plugin, veto in said]
 
     def where_user(self, user: str | int) -> list[Whereabouts]:
         """Return where a user's points train."""
@@ -953,7 +1062,7 @@ class Store:
 
     def plan_build(self, model: str) -> BuildPlan:
         """Return what a build of a model would do."""
-        return plan_build(self.ledger, models.model_named(self.ledger, model))
+        return plan_build(self.ledger, models.model_in_service(self.ledger, model))
 
     def receipts(self) -> list[ReceiptEntry]:
         """Return every receipt of the store, in the order of the log."""
@@ -1064,6 +1173,7 @@ class Store:
             policy=self.config.policy,
             requests=dict(Counter(entry.state for entry in waiting)),
             next_due=min((entry.due_at for entry in waiting if entry.paused_at is None), default=None),
+            retired={m.name: m.retired_at for m in models.models(self.ledger, retired=True) if m.retired_at},
         )
 
     def planning_facts(self, model: str) -> Question:
@@ -1211,8 +1321,7 @@ class Store:
         held = {target: entry.id for target, entry in waiting.items() if entry.state == "on_hold"}
         free = [target for target in targets if target not in held]
         petitions = [petition_of(waiting.get(target), target, policy) for target in free]
-        said = self.plugins.vetoes(petitions, self.folder, self.clock().date()) if free else []
-        for number in {veto.number for _, veto in said}:
+        for number in {veto.number for _, veto in self._vetoes(petitions)}:
             target = free[number]
             entry = waiting.get(target)
             if entry is None:

@@ -1,6 +1,7 @@
 """erase."""
 
 import csv
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -8,13 +9,13 @@ import click
 
 from unlearnd.cli.evidence import write_openings
 from unlearnd.cli.options import building, opened, store_option
-from unlearnd.cli.show import build_json, counted, print_json, print_table, times, trained_sentence, watching
+from unlearnd.cli.show import build_json, counted, note, print_json, print_table, times, trained_sentence, watching
 from unlearnd.errors import InputError, NotFoundError, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from unlearnd.erasure import ErasurePlan
+    from unlearnd.erasure import ErasurePlan, Outcome
     from unlearnd.store import Erased, Opening
 
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 @click.option("--file", "listing", metavar="F", help="A file of users, one per line; - for standard input.")
 @click.option("--column", metavar="COL", help="The file is a CSV, and this column has the users.")
 @click.option("--point", "points", multiple=True, metavar="ID", help="A single point, as dataset:position; repeat it.")
+@click.option("--dataset", metavar="D", help="A whole dataset, with every model trained on it. For good.")
+@click.option("--model", metavar="M", help="A whole model: every checkpoint of it. For good.")
+@click.option("--yes", is_flag=True, help="With --dataset or --model: do not ask whether it is meant.")
 @click.option("--policy", metavar="NAME", help="Whose rules count; by default the store's.")
 @click.option("--dry-run", is_flag=True, help="Show what would happen; change nothing.")
 @click.option(
@@ -36,6 +40,9 @@ def erase(
     listing: str | None,
     column: str | None,
     points: tuple[str, ...],
+    dataset: str | None,
+    model: str | None,
+    yes: bool,
     policy: str | None,
     dry_run: bool,
     openings: str | None,
@@ -46,16 +53,26 @@ def erase(
     folder: str | None,
     as_json: bool,
 ) -> None:
-    """Erase users or points from every dataset and model of the store.
+    """Erase users or points from every dataset and model of the store; or a whole dataset or model.
 
     When it returns, nothing made from their data is left. Then what was set back is trained again, unless
     --no-build. A user that is not there gives a "nothing found", not an error.
+
+    --dataset and --model are for orders beyond one person. What they destroy is never built again, and its name stays
+    taken, so they ask on a terminal whether it is meant, and need --yes elsewhere.
     """
+    if dataset or model:
+        if users or listing or points or openings or (dataset and model):
+            raise click.UsageError("--dataset and --model are given alone: one order at a time")
+        _erase_whole("dataset" if dataset else "model", dataset or model or "", policy, yes, dry_run, folder, as_json)
+        return
+    if yes:
+        raise click.UsageError("--yes goes with --dataset or --model")
     if column and not listing:
         raise click.UsageError("--column goes with --file")
     everyone = [*users, *(_read_users(listing, column) if listing else [])]
     if not everyone and not points:
-        raise click.UsageError("nobody to erase: give --user, --file or --point")
+        raise click.UsageError("nobody to erase: give --user, --file or --point, or --dataset or --model")
     with opened(folder) as store:
         if dry_run:
             plan = store.plan_erasure(everyone, points)
@@ -85,6 +102,10 @@ def erase(
         )
     else:
         _print_erased(erased, no_build or bool(left), left)
+    _check_done(erased)
+
+
+def _check_done(erased: "Erased") -> None:
     erased.check_destroyed()
     if erased.held:
         raise RefusedError(
@@ -93,13 +114,60 @@ def erase(
         )
 
 
+def _erase_whole(
+    kind: str, name: str, policy: str | None, yes: bool, dry_run: bool, folder: str | None, as_json: bool
+) -> None:
+    """Carry out an order about a whole dataset or model, once somebody has said that it is meant."""
+    with opened(folder) as store:
+        plan = store.plan_erasure(**{kind: name})
+        if dry_run:
+            print_json(asdict(plan)) if as_json else _print_plan(plan)
+            return
+        if not yes:
+            _ask(kind, name, plan)
+        work = store.erase_dataset if kind == "dataset" else store.erase_model
+        erased = work(name, policy=policy)
+    if as_json:
+        listed = [{**asdict(o), "again": o.request in erased.again} for o in erased.outcomes]
+        print_json({"outcomes": listed, "builds": [], "held": list(erased.held)})
+    else:
+        for outcome in erased.outcomes:
+            click.echo(_whole_sentence(kind, name, outcome, outcome.request in erased.again))
+    _check_done(erased)
+
+
+def _ask(kind: str, name: str, plan: "ErasurePlan") -> None:
+    """Raise `RefusedError` unless somebody at a terminal says that destroying this is meant."""
+    if not sys.stdin.isatty():
+        raise RefusedError(f"destroying {kind} '{name}' cannot be undone, and nobody is there to ask: pass --yes")
+    models = ", ".join(model.model for model in plan.models)
+    checkpoints = counted(sum(model.checkpoints for model in plan.models), "checkpoint")
+    what = f"{counted(plan.points, 'point')} and " if plan.points else ""
+    note(f"This destroys {what}{checkpoints}{f' of {models}' if models else ''}. It cannot be undone.")
+    if click.prompt(f"Type the name of the {kind} to go on", default="", show_default=False, err=True) != name:
+        raise RefusedError(f"{kind} '{name}' is as it was: another name was typed")
+
+
+def _whole_sentence(kind: str, name: str, outcome: "Outcome", again: bool) -> str:
+    if again:
+        return f"The {kind} '{name}' was destroyed already, on {outcome.influence_removed_at}: nothing is left to do."
+    points = f"{counted(outcome.points, 'point')} and " if kind == "dataset" else ""
+    lost = f"{points}{counted(len(outcome.checkpoints), 'checkpoint')}"
+    retired = [model for model in outcome.retired if model != name or kind == "dataset"]
+    names = f" Retired: {', '.join(retired)}." if retired else ""
+    return (
+        f"Destroyed the {kind} '{name}': {lost}.{names} Request {outcome.request[:12]}, influence removed "
+        f"{outcome.influence_removed_at}; the receipt says so."
+    )
+
+
 def _hand_out(folder: str | None, openings: "Mapping[str, Opening]") -> None:
     if folder:
         write_openings(folder, {name: opening.as_bytes() for name, opening in openings.items()})
 
 
 def _print_plan(plan: "ErasurePlan") -> None:
-    if not plan.points:
+    if not plan.found:
         click.echo("Nothing to erase: the store holds no such data.")
         return
     missing = f" Nothing found for {plan.not_found}." if plan.not_found else ""
@@ -107,10 +175,11 @@ def _print_plan(plan: "ErasurePlan") -> None:
         f"Would erase {counted(plan.points, 'point')} from {counted(len(plan.places), 'slice')}.{missing} "
         "This is a dry run: nothing has changed."
     )
-    print_table(
-        ("dataset", "shard", "slice", "points"),
-        [(place.dataset, place.shard, place.slice, place.points) for place in plan.places],
-    )
+    if plan.places:
+        print_table(
+            ("dataset", "shard", "slice", "points"),
+            [(place.dataset, place.shard, place.slice, place.points) for place in plan.places],
+        )
     if plan.models:
         rows = [
             (m.model, " ".join(map(str, m.shards)), m.checkpoints, m.samples, m.from_scratch,

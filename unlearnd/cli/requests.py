@@ -37,6 +37,8 @@ def requests() -> None:
 @requests.command()
 @click.option("--user", "users", multiple=True, metavar="U", help="Whose data it is about; repeat it.")
 @click.option("--point", "points", multiple=True, metavar="ID", help="A single point, as dataset:position; repeat it.")
+@click.option("--dataset", metavar="D", help="A whole dataset, as an order of an authority may be.")
+@click.option("--model", metavar="M", help="A whole model, likewise.")
 @click.option("--file", "listing", metavar="F", help="A CSV of requests with a column user; - for standard input.")
 @click.option("--policy", metavar="NAME", help="Whose rules count; by default the store's.")
 @click.option("--received", metavar="DATE", help="The day it came in, if that was before today.")
@@ -58,6 +60,8 @@ def requests() -> None:
 def receive(
     users: tuple[str, ...],
     points: tuple[str, ...],
+    dataset: str | None,
+    model: str | None,
     listing: str | None,
     policy: str | None,
     received: str | None,
@@ -77,17 +81,19 @@ def receive(
     A file may have the columns user, received, due, ground, requester and identity. Give the same file again after
     a stop: rows that were recorded are not recorded twice.
     """
-    if listing and (users or points or received or due or ground or identity or openings):
+    if listing and (users or points or dataset or model or received or due or ground or identity or openings):
         raise click.UsageError("with --file, everything about a request is in the file")
     if not listing and (run_now or results):
         raise click.UsageError("--run and --results go with --file")
-    if not listing and not users and not points:
-        raise click.UsageError("no request: give --user, --point or --file")
+    if not listing and not users and not points and not dataset and not model:
+        raise click.UsageError("no request: give --user, --point, --dataset, --model or --file")
     with opened(folder) as store:
         if listing is None:
             entries = store.receive(
                 users,
                 points=points,
+                dataset=dataset,
+                model=model,
                 policy=policy,
                 received=read_date(received) if received else None,
                 due=read_date(due) if due else None,

@@ -36,6 +36,9 @@ def status(folder: str | None, as_json: bool) -> None:
         )
     else:
         click.echo("No model yet: `unlearnd train MODEL --dataset D --backend NAME` makes one.")
+    if found.retired:
+        gone = ", ".join(f"{name} ({at[:10]})" for name, at in found.retired.items())
+        click.echo(f"Destroyed by orders and retired: {gone}.")
     if found.requests:
         states = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in sorted(found.requests.items()))
         due = f"; the first answer is due {found.next_due}" if found.next_due else ""

@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from unlearnd.errors import RefusedError
 from unlearnd.ledger.connection import Ledger, many
 from unlearnd.ledger.log import append
 
@@ -229,6 +230,26 @@ def open_of_others(connection: Connection) -> dict[Any, Entry]:
     marks = ",".join("?" * len(CLOSED))
     rows = connection.exec_driver_sql(f"{_ENTRY} WHERE handle IS NULL AND state NOT IN ({marks})", CLOSED)
     return {entry.target: entry for entry in map(_entry, rows)}
+
+
+def order_about(ledger: Ledger, kind: str, name: str) -> Entry | None:
+    """Return the newest order to destroy a dataset or a model that was carried out or is being; None without one."""
+    column = "dataset" if kind == "dataset" else "model"
+    marks = ",".join("?" * (len(UNDER_WAY) + 1))
+    sql = f"{_ENTRY} WHERE asked = ? AND {column} = ? AND state IN ({marks}) ORDER BY leaf DESC LIMIT 1"
+    with ledger.read() as connection:
+        row = connection.exec_driver_sql(sql, (kind, name, "completed", *UNDER_WAY)).one_or_none()
+    return _entry(row) if row else None
+
+
+def check_not_destroyed(ledger: Ledger, dataset: str) -> None:
+    """Raise `RefusedError` where an order had a dataset destroyed: its name stays taken."""
+    order = order_about(ledger, "dataset", dataset)
+    if order is not None:
+        raise RefusedError(
+            f"dataset '{dataset}' was destroyed by an order, request {order.id[:12]}: it takes no points and no model "
+            "any more, and its name stays taken"
+        )
 
 
 def beginning_with(ledger: Ledger, prefix: str) -> list[Entry]:

@@ -17,7 +17,7 @@ from unlearnd.ledger.points import Holding, select_many
 
 @dataclass(frozen=True)
 class Request:
-    """One user (by handle) or one point (by dataset and position) to erase."""
+    """One user (by handle) or one point (by dataset and position) to erase; of an order its entry says what."""
 
     id: str
     erasure_id: str
@@ -75,6 +75,8 @@ class Marking:
     touched: Sequence[tuple[int, int]]
     leaves: Sequence[bytes]
     """What the log says of the new roots."""
+    retired: Sequence[int] = ()
+    """Models that are never built again."""
 
 
 _ERASURE = "SELECT id, received_at, marked_at, influence_removed_at, rebuilt_at, touched FROM erasure"
@@ -153,10 +155,10 @@ def all_requests(ledger: Ledger) -> list[Request]:
 
 
 def last_requests(
-    ledger: Ledger, handles: Iterable[bytes], points: Iterable[tuple[str, int]]
-) -> dict[bytes | tuple[str, int], Request]:
+    ledger: Ledger, handles: Iterable[bytes], points: Iterable[tuple[str, int] | tuple[str, str]]
+) -> dict[bytes | tuple[str, int] | tuple[str, str], Request]:
     """Return the newest request about each user or point that has one."""
-    newest: dict[bytes | tuple[str, int], Request] = {}
+    newest: dict[bytes | tuple[str, int] | tuple[str, str], Request] = {}
     with ledger.read() as connection:
         for handle in handles:
             row = connection.exec_driver_sql(
@@ -179,8 +181,9 @@ def mark_erased(ledger: Ledger, erasure_id: str, marking: Marking, now: datetime
     Change nothing and return False when an ingest has given one of the users new points meanwhile.
     """
     with ledger.write() as connection:
-        held = select_many(connection, "SELECT count(*) FROM holding WHERE handle", marking.shredded)
-        if sum(row[0] for row in held) > sum(holding.handle in set(marking.shredded) for holding in marking.gone):
+        shredded = set(marking.shredded)
+        held = select_many(connection, "SELECT count(*) FROM holding WHERE handle", shredded)
+        if sum(row[0] for row in held) > sum(holding.handle in shredded for holding in marking.gone):
             return False
         append(connection, marking.leaves)
         many(
@@ -226,6 +229,12 @@ def mark_erased(ledger: Ledger, erasure_id: str, marking: Marking, now: datetime
             "UPDATE dataset SET version = version + 1 WHERE id = ?",
             [(dataset_id,) for dataset_id in sorted({dataset_id for dataset_id, _ in marking.touched})],
         )
+        for model_id in marking.retired:
+            connection.exec_driver_sql("UPDATE model SET retired_at = ? WHERE id = ?", (stamp(now), model_id))
+            connection.exec_driver_sql(
+                "UPDATE dataset SET version = version + 1 WHERE id = (SELECT dataset_id FROM model WHERE id = ?)",
+                (model_id,),
+            )
     return True
 
 

@@ -51,6 +51,16 @@ def enter_features(ledger: Ledger, dataset: Dataset, shard: int, written: Sequen
         )
 
 
+def forget_features(ledger: Ledger, unneeded: Iterable[Kept]) -> None:
+    """Forget features that nobody needs any more; their objects are swept away afterwards."""
+    with ledger.write() as connection:
+        many(
+            connection,
+            "DELETE FROM feature WHERE segment_id = ? AND key = ?",
+            [(kept.segment_id, kept.key) for kept in unneeded],
+        )
+
+
 def of_segments(kept: Iterable[Kept], segment_ids: Iterable[int]) -> list[Kept]:
     """Return those of some segments."""
     wanted = set(segment_ids)

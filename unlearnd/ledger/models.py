@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from unlearnd.digests import Digest
-from unlearnd.errors import BusyError, NotFoundError
+from unlearnd.errors import BusyError, NotFoundError, RefusedError
 from unlearnd.ledger.connection import Ledger, hold_rows, many, stamp
 from unlearnd.ledger.leases import build_lease
 from unlearnd.ledger.log import append
@@ -28,6 +28,8 @@ class Model:
     seed: int
     kept: tuple[int, ...] | None = None
     """The slices whose checkpoints are kept, of those there were when it was declared; None for all."""
+    retired_at: str | None = None
+    """When an order had it destroyed, for good; None: it is in service."""
 
     def keeps(self, slice_: int) -> bool:
         """Say whether the state after a slice is saved; after slices added later it always is."""
@@ -74,17 +76,21 @@ class Build:
     seconds: float
 
 
-_MODEL = "SELECT id, name, dataset_id, spec, sliceable, deterministic, seed, kept FROM model"
+_MODEL = "SELECT id, name, dataset_id, spec, sliceable, deterministic, seed, kept, retired_at FROM model"
 _CHECKPOINT = (
     "SELECT shard, slice, recipe, file, tensors, path, size, samples, seconds, key, id, environment, built_at "
     "FROM checkpoint WHERE destroyed_at IS NULL AND model_id = ?"
 )
 
 
-def models(ledger: Ledger, dataset_id: int | None = None) -> list[Model]:
-    """Return all models by name, or those of one dataset."""
+def models(ledger: Ledger, dataset_id: int | None = None, retired: bool = False) -> list[Model]:
+    """Return all models by name, or those of one dataset; those that an order had destroyed only when asked for."""
     with ledger.read() as connection:
-        found = [_model(row) for row in connection.exec_driver_sql(_MODEL) if dataset_id in (None, row.dataset_id)]
+        found = [
+            _model(row)
+            for row in connection.exec_driver_sql(_MODEL)
+            if dataset_id in (None, row.dataset_id) and (retired or row.retired_at is None)
+        ]
     # Sorted here: how a database sorts text depends on how it was set up.
     return sorted(found, key=lambda model: model.name)
 
@@ -97,11 +103,22 @@ def find_model(ledger: Ledger, name: str) -> Model | None:
 
 
 def model_named(ledger: Ledger, name: str) -> Model:
-    """Return the model of that name or raise `NotFoundError`."""
+    """Return the model of that name, retired or not, or raise `NotFoundError`."""
     found = find_model(ledger, name)
     if found is None:
         names = ", ".join(model.name for model in models(ledger)) or "none"
         raise NotFoundError(f"no model '{name}'; there are: {names}")
+    return found
+
+
+def model_in_service(ledger: Ledger, name: str) -> Model:
+    """Return the model of that name; raise `RefusedError` where an order had it destroyed."""
+    found = model_named(ledger, name)
+    if found.retired_at is not None:
+        raise RefusedError(
+            f"model '{name}' was destroyed by an order on {found.retired_at[:10]} and is retired: it can neither be "
+            "asked nor trained, and its name stays taken"
+        )
     return found
 
 
@@ -138,9 +155,13 @@ def declare_model(
     return model_named(ledger, name)
 
 
-def checkpoints_of(ledger: Ledger, model_id: int, shard: int | None = None) -> list[Checkpoint]:
-    """Return the checkpoints that are not destroyed, by shard and slice."""
+def checkpoints_of(
+    ledger: Ledger, model_id: int, shard: int | None = None, in_service: bool = False
+) -> list[Checkpoint]:
+    """Return the checkpoints that are not destroyed, by shard and slice; with `in_service`, none of a retired model."""
     sql, values = (_CHECKPOINT, (model_id,)) if shard is None else (f"{_CHECKPOINT} AND shard = ?", (model_id, shard))
+    if in_service:
+        sql += " AND EXISTS (SELECT 1 FROM model WHERE model.id = model_id AND retired_at IS NULL)"
     with ledger.read() as connection:
         return [_checkpoint(row) for row in connection.exec_driver_sql(f"{sql} ORDER BY shard, slice, id", values)]
 
@@ -259,7 +280,8 @@ def builds_of(ledger: Ledger, model: Model) -> list[Build]:
 def _model(row: Any) -> Model:
     spec = Spec.from_json(json.loads(row.spec))
     kept = None if row.kept is None else tuple(json.loads(row.kept))
-    return Model(row.id, row.name, row.dataset_id, spec, bool(row.sliceable), bool(row.deterministic), row.seed, kept)
+    promises = (bool(row.sliceable), bool(row.deterministic))
+    return Model(row.id, row.name, row.dataset_id, spec, *promises, row.seed, kept, row.retired_at)
 
 
 def _checkpoint(row: Any) -> Checkpoint:

@@ -82,7 +82,7 @@ def look_at(ledger: Ledger) -> Moment:
                 for kept in kept_features(still, dataset.id, shard):
                     features.setdefault(kept.segment_id, []).append(kept)
         in_force = {segment.id for listed in segments.values() for segment in listed}
-        found = {model.name: model for model in models.models(still)}
+        found = {model.name: model for model in models.models(still, retired=True)}
         return Moment(
             pulse=_pulse(connection),
             size=size,

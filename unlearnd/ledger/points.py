@@ -317,6 +317,25 @@ def holdings_of(ledger: Ledger, handles: Iterable[bytes]) -> list[Holding]:
         return [Holding(*row) for row in select_many(connection, sql, handles)]
 
 
+def holdings_in(ledger: Ledger, dataset_id: int) -> list[Holding]:
+    """Return everything that anybody holds in one dataset."""
+    sql = "SELECT handle, dataset_id, shard, slice, first, positions FROM holding WHERE dataset_id = ?"
+    with ledger.read() as connection:
+        return [Holding(bytes(row[0]), *row[1:]) for row in connection.exec_driver_sql(sql, (dataset_id,))]
+
+
+def users_of(ledger: Ledger, dataset_id: int, nowhere_else: bool = False) -> list[bytes]:
+    """Return the handles of all users with points in a dataset, or of those who have none in any other."""
+    sql = "SELECT DISTINCT handle FROM holding WHERE dataset_id = ?"
+    if nowhere_else:
+        sql += (
+            " AND NOT EXISTS (SELECT 1 FROM holding AS other WHERE other.handle = holding.handle "
+            "AND other.dataset_id <> holding.dataset_id)"
+        )
+    with ledger.read() as connection:
+        return [bytes(row[0]) for row in connection.exec_driver_sql(sql, (dataset_id,))]
+
+
 def holding_at(ledger: Ledger, dataset_id: int, position: int) -> Holding | None:
     """Return the holding that has this point, or None. Reads the placements of the whole dataset."""
     sql = "SELECT handle, dataset_id, shard, slice, first, positions FROM holding WHERE dataset_id = ? AND first <= ?"
