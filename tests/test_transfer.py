@@ -272,7 +272,7 @@ def test_features_of_each_slice_are_computed_once_for_all_epochs_builds_and_mode
     # An erasure computes none anew either, and what comes later is all that is computed later.
     store.erase(["u1", "u2", "u3"])
     assert rows_seen(store) == 2 * declared + len(rows)
-    late = people(10, 20, seed=9)
+    late = people(10, 20, seed=9).without(["u1", "u2", "u3"])
     add(store, late, shards=None, slices=1)
     store.build()
     assert rows_seen(store) == 2 * declared + len(rows) + len(late)
