@@ -22,7 +22,7 @@ import pytest
 from click.testing import CliRunner
 
 import unlearnd
-from unlearnd import build, erasure
+from unlearnd import erasure, features
 from unlearnd.cli import main
 from unlearnd.digests import digest_of
 from unlearnd.erasure import record_requests
@@ -230,6 +230,8 @@ def rewrite_log(place: Place, change: Callable[[int, bytes], bytes]) -> None:
     with place.opened() as store:
         log.append_alone(store.ledger, leaves)
         sign_head(store.translog)
+        # A receipt that is there is never replaced: whoever rewrites history takes the old ones away.
+        store.storage.destroy(store.storage.list("evidence/receipts"))
         issue_receipts(store.translog)
 
 
@@ -558,7 +560,7 @@ def test_trained_on_the_erased_rows_anyway(place: Place, monkeypatch: pytest.Mon
         (dataset,) = points.datasets(store.ledger)
         stash = {shard: read_slices(store.ledger, store.storage, dataset, shard) for shard in (1, 2)}
         (outcome,) = store.erase(["u4"], build=False).outcomes
-        monkeypatch.setattr(build, "read_slices", lambda ledger, storage, dataset, shard: stash[shard])
+        monkeypatch.setattr(features, "read_slices", lambda ledger, storage, dataset, shard: stash[shard])
         store.build()
         monkeypatch.undo()
     assert outcome.points == 6
@@ -626,7 +628,8 @@ def test_someone_elses_row_dropped(place: Place) -> None:
         where = "dataset_id = ? AND shard = ? AND slice = ?"
         place.sql((f"UPDATE slice SET root = ? WHERE {where}", (root, dataset.id, shard, slice_)))
         (model,) = models.models(store.ledger)
-        erasure._destroy_tainted(store.ledger, store.storage, model, shard, "0" * 32, store.clock())
+        record = erasure._Record(store.ledger, "0" * 32, store.clock)
+        erasure._destroy_tainted(store.ledger, store.storage, model, shard, "0" * 32, store.clock(), record)
         store.build()
     verdict = audit(place, "--replay", "all")
     check_caught(verdict, "D1")
