@@ -296,12 +296,13 @@ def erasure_requested(petitions: Sequence[Petition], folder: Path, today: date) 
 
 
 @hookspec
-def recipient_told(recipient: str, model: str, erasure: str, receipts: Sequence[str]) -> str | None:
+def recipient_told(recipient: str, model: str, erasure: str, receipts: Sequence[str], folder: Path) -> str | None:
     """Tell somebody who was given a model that people were erased from it, by mail or a call to their service.
 
     Called once per recipient and erasure by `unlearnd recipients tell`, last registered plugin first, until one
-    returns an outcome: `sent`, `acknowledged`, `impossible` or `disproportionate`. None leaves it to the next. Raising
-    is recorded as `failed`, and it is tried again the next time.
+    returns an outcome: `sent`, `acknowledged`, `impossible`, `disproportionate`, or `written` where somebody must yet
+    deliver it. None leaves it to the next. `folder` is the store's. Raising is recorded as `failed`, and it is tried
+    again the next time; a process that was killed may ask twice about the same.
     """
 
 

@@ -76,17 +76,18 @@ class Plugins:
                 found.append((said.plugin_name, veto))
         return found
 
-    def tell(self, recipient: str, model: str, erasure: str, receipts: Sequence[str]) -> tuple[str, str]:
+    def tell(self, recipient: str, model: str, erasure: str, receipts: Sequence[str], folder: Path) -> tuple[str, str]:
         """Have a recipient told; return the outcome and by which plugin: `unanswered` where none does it."""
-        given = {"recipient": recipient, "model": model, "erasure": erasure, "receipts": receipts}
+        given: dict[str, Any] = {"recipient": recipient, "model": model, "erasure": erasure}
+        given |= {"receipts": receipts, "folder": folder}
         for said in self.manager.hook.recipient_told.get_hookimpls()[::-1]:
             try:
                 outcome = said.function(*(given[name] for name in said.argnames))
             except Exception:
                 # Not the message, which may hold an address.
                 return "failed", said.plugin_name
-            if outcome in ("sent", "acknowledged", "impossible", "disproportionate"):
-                return outcome, said.plugin_name
+            if outcome in ("written", "sent", "acknowledged", "impossible", "disproportionate"):
+                return str(outcome), said.plugin_name
             if outcome is not None:
                 raise PluginError(f"plugin '{said.plugin_name}' returns an outcome that there is not")
         return "unanswered", ""

@@ -69,7 +69,7 @@ from unlearnd.keys import (
 )
 from unlearnd.layouts import FrozenLayout, Risk, Risks, as_risks, risks_of
 from unlearnd.leases import Clock, SteadyClock, check_idle, hold
-from unlearnd.ledger import Ledger, dockets, erasures, log, models, points
+from unlearnd.ledger import Ledger, dockets, erasures, log, models, points, recipients
 from unlearnd.ledger import move as ledger_move
 from unlearnd.ledger.connection import MOVED, stamp
 from unlearnd.ledger.dockets import Entry, Transition
@@ -79,6 +79,7 @@ from unlearnd.ledger.log import ReceiptEntry, SigningKey
 from unlearnd.ledger.migrate import migrate
 from unlearnd.ledger.models import Build, Checkpoint, Model
 from unlearnd.ledger.points import Dataset
+from unlearnd.ledger.recipients import Recipient
 from unlearnd.packing import unpack
 from unlearnd.planner import Question, check_keep, read_keep
 from unlearnd.plugins import load_plugins
@@ -86,6 +87,9 @@ from unlearnd.policy import DEFAULT, Policy, codes, load_policy
 from unlearnd.rebuild import rebuild_is_due
 from unlearnd.receipts import OPENING_TYPE, canonical
 from unlearnd.recipes import SCHEDULES, Spec, check_schedule, recipes
+from unlearnd.recipients import Telling, check_outcome, recipient_named, tellings
+from unlearnd.recipients import record as record_tellings
+from unlearnd.report import RequestReport, report_on
 from unlearnd.requests import Asked, Deadline, petition_of
 from unlearnd.restriction import settle
 from unlearnd.retirement import destroy_unneeded
@@ -849,6 +853,58 @@ class Store:
         else:
             listed[handle] = (basis, until)
         write_exemptions(self.folder, listed)
+
+    # Who was given models, and what became of requests.
+
+    def recipients(self) -> list[Recipient]:
+        """Return everybody who was ever given a model, by model and name."""
+        return recipients.recipients(self.ledger)
+
+    def add_recipient(self, name: str, *, model: str, given: date | None = None) -> Recipient:
+        """Record that somebody was given a model, today or on a day before; who has it is returned as they are."""
+        requests.check_actor(name)
+        models.model_named(self.ledger, model)
+        today = self.clock().date()
+        if given is not None and given > today:
+            raise InputError(f"a model cannot have been given on {given}: that day is not over yet")
+        at = stamp(self.clock()) if given in (None, today) else f"{given}T00:00:00Z"
+        return recipients.enter_recipient(self.ledger, Recipient(draw_id(), name, model, at, None))
+
+    def end_recipient(self, recipient_id: str) -> Recipient:
+        """Record that a recipient no longer has the model; of later erasures they need not be told."""
+        found = recipient_named(self.ledger, recipient_id)
+        recipients.end_recipient(self.ledger, found.id, self.clock())
+        return recipient_named(self.ledger, found.id)
+
+    def tellings(self, request_id: str | None = None) -> list[Telling]:
+        """Return which recipients must be or were told of erasures, or of the one that carried out a request."""
+        wanted = None if request_id is None else self.request(request_id).id
+        return [one for one in tellings(self.ledger) if wanted is None or wanted in one.requests]
+
+    def tell_recipients(self) -> list[Telling]:
+        """Have plugins tell every recipient who is still to be told; return those, with what came of it."""
+        owed = [(one.erasure, one.recipient.id) for one in self.tellings() if one.owed]
+        for one in self.tellings():
+            if one.owed:
+                whom, what = one.recipient, one.erasure
+                outcome, by = self.plugins.tell(whom.name, whom.model, what, one.requests, self.folder)
+                record_tellings(self.ledger, [(one, outcome, by)], self.clock())
+        return [one for one in self.tellings() if (one.erasure, one.recipient.id) in owed]
+
+    def record_notice(self, recipient_id: str, request_id: str, outcome: str, *, actor: str = "operator") -> Telling:
+        """Record what came of telling a recipient of the erasure that carried out a request."""
+        check_outcome(outcome)
+        requests.check_actor(actor)
+        whom = recipient_named(self.ledger, recipient_id)
+        found = [one for one in self.tellings(request_id) if one.recipient.id == whom.id]
+        if not found:
+            raise RefusedError(f"recipient {whom.id[:12]} need not be told of that request")
+        record_tellings(self.ledger, [(found[0], outcome, actor)], self.clock())
+        return next(one for one in self.tellings(request_id) if one.recipient.id == whom.id)
+
+    def report(self, first: date, last: date | None = None) -> RequestReport:
+        """Return what became of requests from one day to another, or to today: counts and codes, and nobody's data."""
+        return report_on(self.ledger, first, last or self.clock().date())
 
     def deadlines(self, within: timedelta = timedelta(0)) -> list[Deadline]:
         """Return what is owed within a time from now, or late already: answers, acknowledgements, reviews of holds."""

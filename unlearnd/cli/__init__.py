@@ -32,6 +32,8 @@ MODULES = {
     "policies": "policies",
     "predict": "models",
     "receipt": "evidence",
+    "recipients": "recipients",
+    "report": "report",
     "requests": "requests",
     "restore": "backup",
     "status": "status",

@@ -9,6 +9,7 @@ import click
 
 from unlearnd.cli.evidence import write_openings
 from unlearnd.cli.options import building, opened, store_option
+from unlearnd.cli.recipients import print_tellings, tellings_json
 from unlearnd.cli.show import build_json, counted, note, print_json, print_table, times, trained_sentence, watching
 from unlearnd.errors import InputError, NotFoundError, RefusedError
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from unlearnd.erasure import ErasurePlan, Outcome
-    from unlearnd.store import Erased, Opening
+    from unlearnd.recipients import Telling
+    from unlearnd.store import Erased, Opening, Store
 
 
 @click.command()
@@ -90,6 +92,7 @@ def erase(
                 watch=watch,
                 hand_out=lambda found: _hand_out(openings, found),
             )
+        concerned = _told_of(store, erased)
         waits = no_build or not erased.builds
         left = sum(model.samples_missing for model in store.status().models) if waits else 0
     if as_json:
@@ -98,10 +101,12 @@ def erase(
                 "outcomes": [{**asdict(o), "again": o.request in erased.again} for o in erased.outcomes],
                 "builds": [build_json(one) for one in erased.builds],
                 "held": list(erased.held),
+                "recipients": tellings_json(concerned),
             }
         )
     else:
         _print_erased(erased, no_build or bool(left), left)
+        _print_recipients(concerned)
     _check_done(erased)
 
 
@@ -127,13 +132,28 @@ def _erase_whole(
             _ask(kind, name, plan)
         work = store.erase_dataset if kind == "dataset" else store.erase_model
         erased = work(name, policy=policy)
+        concerned = _told_of(store, erased)
     if as_json:
         listed = [{**asdict(o), "again": o.request in erased.again} for o in erased.outcomes]
-        print_json({"outcomes": listed, "builds": [], "held": list(erased.held)})
+        told = tellings_json(concerned)
+        print_json({"outcomes": listed, "builds": [], "held": list(erased.held), "recipients": told})
     else:
         for outcome in erased.outcomes:
             click.echo(_whole_sentence(kind, name, outcome, outcome.request in erased.again))
+        _print_recipients(concerned)
     _check_done(erased)
+
+
+def _told_of(store: "Store", erased: "Erased") -> "list[Telling]":
+    """Return the recipients who must be told of what was erased just now."""
+    asked = {outcome.request for outcome in erased.outcomes}
+    return [telling for telling in store.tellings() if asked & set(telling.requests)]
+
+
+def _print_recipients(concerned: "list[Telling]") -> None:
+    if concerned:
+        click.echo("Others were given models that had seen this data; `unlearnd recipients tell` tells them:")
+        print_tellings(concerned)
 
 
 def _ask(kind: str, name: str, plan: "ErasurePlan") -> None:

@@ -14,6 +14,7 @@ import click
 from unlearnd.cli.evidence import write_openings
 from unlearnd.cli.options import building, opened, store_option
 from unlearnd.cli.policies import read_date
+from unlearnd.cli.recipients import print_tellings, tellings_json
 from unlearnd.cli.show import build_json, counted, note, print_json, print_table, trained_sentence, watching
 from unlearnd.cli.verify import read_file
 from unlearnd.errors import InputError, UnlearndError
@@ -151,9 +152,10 @@ def listed(states: tuple[str, ...], only_open: bool, folder: str | None, as_json
 def show(request: str, folder: str | None, as_json: bool) -> None:
     """Show a request and all it went through."""
     with opened(folder) as store:
-        entry, steps = store.request(request), store.transitions(request)
+        entry, steps, told = store.request(request), store.transitions(request), store.tellings(request)
     if as_json:
-        print_json({**_entry_json(entry), "transitions": [asdict(step) for step in steps]})
+        whole = {"transitions": [asdict(step) for step in steps], "recipients": tellings_json(told)}
+        print_json({**_entry_json(entry), **whole})
         return
     for name, value in _entry_json(entry).items():
         if value not in (None, "", False):
@@ -162,6 +164,9 @@ def show(request: str, folder: str | None, as_json: bool) -> None:
         ("#", "at", "action", "state", "by", "why", "source"),
         [(s.number + 1, s.at, s.action, s.after, s.actor, s.why, s.cite) for s in steps],
     )
+    if told:
+        click.echo("Recipients of models that had seen this data:")
+        print_tellings(told)
 
 
 def _step(name: str, text: str, *options: Any) -> Callable[[Callable[..., "Entry"]], click.Command]:

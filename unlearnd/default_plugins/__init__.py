@@ -70,3 +70,10 @@ def erasure_requested(petitions: Sequence[Petition], folder: Path, today: date) 
     from unlearnd.default_plugins.exemptions import vetoes
 
     return vetoes(petitions, folder, today)
+
+
+@hookimpl(trylast=True)
+def recipient_told(recipient: str, model: str, erasure: str, receipts: Sequence[str], folder: Path) -> str:
+    from unlearnd.default_plugins.notices import write_notice
+
+    return write_notice(folder, recipient, model, erasure, receipts)
