@@ -6,6 +6,7 @@ training, and the interpreter time it takes, training waits for: hence few calls
 handed to the kernel as they lie in memory.
 """
 
+import errno
 import os
 import posixpath
 import secrets
@@ -45,20 +46,56 @@ def write_files(files: Sequence[tuple[str, Pieces]]) -> None:
 
 
 def write_file_once(path: str, data: bytes) -> bool:
-    """Write a file unless there is one of that name; say whether it was written."""
-    if os.path.exists(path):
-        return False
+    """Write a file unless something has its name; say whether it was written. It appears whole or not at all."""
     folder, name = posixpath.split(path)
-    whole = f"{folder}/.{name}.{secrets.token_hex(4)}.part"
-    write_files([(whole, [data])])
+    above = _make_folder(folder)
+    done = _link_nameless(folder, path, data)
+    if done is None:
+        part = f"{folder}/.{name}.{secrets.token_hex(4)}.part"
+        try:
+            _write_whole(part, path, [data])
+            done = _link(part, path)
+        finally:
+            with suppress(OSError):
+                os.unlink(part)
+    if done:
+        for changed in (folder, *above):
+            sync_folder(changed)
+    return done
+
+
+def _link_nameless(folder: str, path: str, data: bytes) -> bool | None:
+    """Write a file that has no name until it is whole, so that a kill leaves none; None: not possible here."""
+    if not hasattr(os, "O_TMPFILE"):
+        return None
+    try:
+        handle = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            return None
+        raise
+    try:
+        named = f"/proc/self/fd/{handle}"
+        if not os.path.exists(named):
+            return None
+        _write_pieces(handle, [data])
+        os.fsync(handle)
+        # Python follows the link in /proc only if it is given a folder to start from, which an absolute path ignores.
+        start = os.open(folder, os.O_RDONLY)
+        try:
+            return _link(named, path, src_dir_fd=start)
+        finally:
+            os.close(start)
+    finally:
+        os.close(handle)
+
+
+def _link(source: str, path: str, src_dir_fd: int | None = None) -> bool:
     try:
         # Unlike a rename, a link never replaces what is there.
-        os.link(whole, path)
+        os.link(source, path, src_dir_fd=src_dir_fd, follow_symlinks=True)
     except FileExistsError:
         return False
-    finally:
-        os.unlink(whole)
-    sync_folder(folder)
     return True
 
 
