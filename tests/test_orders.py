@@ -299,7 +299,9 @@ def test_without_a_terminal_an_order_needs_yes(store: Store) -> None:
         refused = run(store, "erase", option, name)
         assert refused.exit_code == 1
         assert refused.stderr.strip().endswith("cannot be undone, and nobody is there to ask: pass --yes")
-        assert run(store, "erase", option, name, "--dry-run").exit_code == 0
+        planned = run(store, "erase", option, name, "--dry-run")
+        assert planned.exit_code == 0
+        assert planned.stdout.startswith("Would destroy 12 checkpoints." if name == "m" else "Would erase ")
     assert store.requests() == []
     done = run(store, "erase", "--model", "m", "--yes")
     assert done.exit_code == 0

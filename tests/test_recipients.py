@@ -153,7 +153,7 @@ def test_the_commands_go_from_giving_a_model_to_a_recorded_answer(store: Store) 
     assert "Nobody was given a model" in run(store, "recipients", "list").stdout
     assert run(store, "recipients", "add", "Acme Ltd", "--model", "m", "--given", "2026-05-01").exit_code == 0
     erased = run(store, "erase", "--user", "u1")
-    assert "Others were given models that had seen this data" in erased.stdout
+    assert "Others were given models that this concerns" in erased.stdout
     assert "Acme Ltd" in erased.stdout
     told = json.loads(run(store, "erase", "--user", "u2", "--json").stdout)
     request = told["outcomes"][0]["request"]

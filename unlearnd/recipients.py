@@ -41,8 +41,8 @@ class Telling:
         return self.outcome in OWED
 
 
-def tellings(ledger: Ledger) -> list[Telling]:
-    """Return everybody who must be or was told, by erasure, oldest first."""
+def tellings(ledger: Ledger, erasure_id: str | None = None) -> list[Telling]:
+    """Return everybody who must be or was told of all erasures, oldest first, or of one."""
     given = recipients.recipients(ledger)
     if not given:
         return []
@@ -50,11 +50,11 @@ def tellings(ledger: Ledger) -> list[Telling]:
     dataset_of = {model.name: datasets[model.dataset_id] for model in models.models(ledger, retired=True)}
     told = {(notice.erasure_id, notice.recipient_id): notice for notice in recipients.notices(ledger)}
     by_erasure: dict[str, list[Request]] = {}
-    for request in erasures.all_requests(ledger):
+    for request in erasures.all_requests(ledger) if erasure_id is None else erasures.requests_of(ledger, erasure_id):
         by_erasure.setdefault(request.erasure_id, []).append(request)
     found: list[tuple[str, Telling]] = []
-    for erasure_id, requests in by_erasure.items():
-        ended = erasures.erasure_by_id(ledger, erasure_id).influence_removed_at
+    for erasure, requests in by_erasure.items():
+        ended = erasures.erasure_by_id(ledger, erasure).influence_removed_at
         if ended is None:
             continue
         for recipient in given:
@@ -62,8 +62,8 @@ def tellings(ledger: Ledger) -> list[Telling]:
                 continue
             mine = tuple(r.id for r in requests if _concerns(r, recipient.model, dataset_of[recipient.model]))
             if mine:
-                said = told.get((erasure_id, recipient.id), Notice(erasure_id, recipient.id, "", "", ""))
-                found.append((ended, Telling(recipient, erasure_id, mine, said.outcome, said.reason, said.at)))
+                said = told.get((erasure, recipient.id), Notice(erasure, recipient.id, "", "", ""))
+                found.append((ended, Telling(recipient, erasure, mine, said.outcome, said.reason, said.at)))
     return [telling for _, telling in sorted(found, key=lambda pair: (pair[0], pair[1].erasure))]
 
 

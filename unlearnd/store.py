@@ -876,10 +876,13 @@ class Store:
         recipients.end_recipient(self.ledger, found.id, self.clock())
         return recipient_named(self.ledger, found.id)
 
-    def tellings(self, request_id: str | None = None) -> list[Telling]:
-        """Return which recipients must be or were told of erasures, or of the one that carried out a request."""
-        wanted = None if request_id is None else self.request(request_id).id
-        return [one for one in tellings(self.ledger) if wanted is None or wanted in one.requests]
+    def tellings(self, request_id: str | None = None, *, erasure: str | None = None) -> list[Telling]:
+        """Return which recipients must be or were told of all erasures, of one, or of what carried out a request."""
+        if request_id is None:
+            return tellings(self.ledger, erasure)
+        wanted = self.request(request_id).id
+        begun = erasures.requests_by_ids(self.ledger, [wanted])
+        return [t for one in begun.values() for t in tellings(self.ledger, one.erasure_id) if wanted in t.requests]
 
     def tell_recipients(self) -> list[Telling]:
         """Have plugins tell every recipient who is still to be told; return those, with what came of it."""

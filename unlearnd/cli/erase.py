@@ -147,12 +147,14 @@ def _erase_whole(
 def _told_of(store: "Store", erased: "Erased") -> "list[Telling]":
     """Return the recipients who must be told of what was erased just now."""
     asked = {outcome.request for outcome in erased.outcomes}
-    return [telling for telling in store.tellings() if asked & set(telling.requests)]
+    carried = {outcome.erasure for outcome in erased.outcomes} if store.recipients() else set()
+    found = [telling for erasure in sorted(carried) for telling in store.tellings(erasure=erasure)]
+    return [telling for telling in found if not asked.isdisjoint(telling.requests)]
 
 
 def _print_recipients(concerned: "list[Telling]") -> None:
     if concerned:
-        click.echo("Others were given models that had seen this data; `unlearnd recipients tell` tells them:")
+        click.echo("Others were given models that this concerns; `unlearnd recipients tell` tells them:")
         print_tellings(concerned)
 
 
@@ -191,10 +193,10 @@ def _print_plan(plan: "ErasurePlan") -> None:
         click.echo("Nothing to erase: the store holds no such data.")
         return
     missing = f" Nothing found for {plan.not_found}." if plan.not_found else ""
-    click.echo(
-        f"Would erase {counted(plan.points, 'point')} from {counted(len(plan.places), 'slice')}.{missing} "
-        "This is a dry run: nothing has changed."
-    )
+    what = f"erase {counted(plan.points, 'point')} from {counted(len(plan.places), 'slice')}"
+    if not plan.places:
+        what = f"destroy {counted(sum(model.checkpoints for model in plan.models), 'checkpoint')}"
+    click.echo(f"Would {what}.{missing} This is a dry run: nothing has changed.")
     if plan.places:
         print_table(
             ("dataset", "shard", "slice", "points"),

@@ -165,7 +165,7 @@ def show(request: str, folder: str | None, as_json: bool) -> None:
         [(s.number + 1, s.at, s.action, s.after, s.actor, s.why, s.cite) for s in steps],
     )
     if told:
-        click.echo("Recipients of models that had seen this data:")
+        click.echo("Recipients of models that this concerns:")
         print_tellings(told)
 
 

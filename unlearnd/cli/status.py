@@ -34,7 +34,7 @@ def status(folder: str | None, as_json: bool) -> None:
                 for m in found.models
             ],
         )
-    else:
+    elif not found.retired:
         click.echo("No model yet: `unlearnd train MODEL --dataset D --backend NAME` makes one.")
     if found.retired:
         gone = ", ".join(f"{name} ({at[:10]})" for name, at in found.retired.items())
