@@ -21,7 +21,7 @@ demo: $(READY)
 	$(BIN)/unlearnd demo
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .

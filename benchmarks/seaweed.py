@@ -89,10 +89,11 @@ def running(folder: Path) -> Iterator[Seaweed]:
     (folder / "s3.json").write_text(json.dumps(_IDENTITIES))
     (folder / "data").mkdir()
     master, volume, filer, s3 = _free_ports(4)
+    # A bucket takes seven volumes when it is first written to, and every test has a bucket of its own.
     command = [
         *(program, "-logtostderr=true", "server", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
         *(f"-master.port={master}", "-master.telemetry=false", "-master.volumeSizeLimitMB=1024"),
-        *("-master.volumePreallocate=false", f"-volume.port={volume}", "-volume.max=200", "-volume.preStopSeconds=0"),
+        *("-master.volumePreallocate=false", f"-volume.port={volume}", "-volume.max=3000", "-volume.preStopSeconds=0"),
         *("-filer", f"-filer.port={filer}", "-s3", f"-s3.port={s3}", f"-s3.config={folder / 's3.json'}"),
         *("-s3.port.iceberg=0", "-s3.port.lance=0"),
     ]

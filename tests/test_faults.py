@@ -66,11 +66,12 @@ def test_whatever_breaks_at_a_door_a_restart_ends_as_if_nothing_had(
         if one["wrong"]
     ]
     assert wrong == [], f"seed {SEED}"
-    # Every verb, every way to break, and hardly one that was not met: calls by other threads come when they come.
+    # Every verb, every way to break, and few that were not met: calls by other threads come when they come, and by a
+    # bucket's side more of them than on a disk.
     assert {one["verb"] for one in tried} == VERBS
     assert {one["how"] for one in tried} == {"raise", "lost", "hang", "half", "kill"}
     broke = [one for one in tried if one["broke"]]
-    assert len(broke) >= 0.9 * len(tried)
+    assert len(broke) >= 0.75 * len(tried)
     ends = Counter(one["outcome"] for one in broke)
     record_property(
         "faults",
