@@ -257,12 +257,15 @@ def sweep(ledger: Ledger, storage: Storage, dataset: Dataset, shard: int, slice_
 
     The data lease of the shard must be held.
     """
+    # The order matters. An ingest announces itself, writes, and commits: what it has written by the first look is either
+    # still announced at the second, or known at the third. Any other order would destroy what is committed in between.
+    there = storage.list(folder_of(dataset.name, shard, slice_))
+    ingests = [f"-{ingest_id[:16]}." for ingest_id in points.unfinished_ingests(ledger, dataset.name)]
     segments = {segment.id: segment.path for segment in points.segments_of(ledger, dataset.id, shard, slice_)}
     kept = features.of_segments(features.kept_features(ledger, dataset.id, shard), segments)
     known = {*segments.values(), *(one.path for one in kept)}
-    ingests = [f"-{ingest_id[:16]}." for ingest_id in points.unfinished_ingests(ledger, dataset.name)]
-    left = [path for path in storage.list(folder_of(dataset.name, shard, slice_)) if path not in known]
-    storage.destroy((path for path in left if not any(mark in path for mark in ingests)), record)
+    left = [path for path in there if path not in known and not any(mark in path for mark in ingests)]
+    storage.destroy(left, record)
 
 
 def _carry_over(storage: Storage, old: Kept, staying: Positions, segment: str) -> tuple[str, str, Digest] | None:
