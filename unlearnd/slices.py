@@ -257,7 +257,7 @@ def sweep(ledger: Ledger, storage: Storage, dataset: Dataset, shard: int, slice_
 
     The data lease of the shard must be held.
     """
-    # The order matters. An ingest announces itself, writes, and commits: what it has written by the first look is either
+    # The order matters. An ingest announces itself, writes, commits: what it has written by the first look is either
     # still announced at the second, or known at the third. Any other order would destroy what is committed in between.
     there = storage.list(folder_of(dataset.name, shard, slice_))
     ingests = [f"-{ingest_id[:16]}." for ingest_id in points.unfinished_ingests(ledger, dataset.name)]
