@@ -6,7 +6,7 @@ PLUGINS := $(wildcard plugins/*/pyproject.toml)
 READY := $(VENV)/.ready
 SOURCES := unlearnd $(wildcard plugins/*/unlearnd_*)
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint bench paper clean
 
 setup: $(READY)
 
@@ -14,7 +14,7 @@ $(READY): pyproject.toml constraints.txt $(PLUGINS)
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "unlearnd needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		-e '.[test,demo,s3,plot]' $(patsubst %/pyproject.toml,-e ./%,$(PLUGINS))
+		-e '.[test,demo,s3,plot,paper]' $(patsubst %/pyproject.toml,-e ./%,$(PLUGINS))
 	touch $(READY)
 
 demo: $(READY)
@@ -30,6 +30,10 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# The paper's evaluation into docs/results, resumable; `make paper QUICK=1` takes minutes, `make paper ONLY=sharding` a part.
+paper: $(READY)
+	$(BIN)/python -m benchmarks.paper $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(DATA),--data $(DATA))
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
