@@ -23,6 +23,7 @@ NAMES = (
     "storage",
     "executors",
     "growth",
+    "baseline",
 )
 
 

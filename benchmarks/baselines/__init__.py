@@ -1,0 +1,1 @@
+"""What unlearnd is measured against: the same method, written the way research code usually is."""
