@@ -92,7 +92,7 @@ class ServedModel:
     def predict(self, x: NDArray[Any], aggregate: str = "vote") -> Answers:
         """Return labels and scores for features (n, *shape)."""
         combine = self._plugins.aggregator(aggregate)
-        rows = self._checked(x)
+        rows = self.checked(x)
         serving = self._refresh()
         if serving.predictor is None:
             models.model_in_service(self._ledger, self.name)
@@ -122,7 +122,8 @@ class ServedModel:
         constituents = len(self._serving.weights)
         return Evaluation(len(x), top1, top5, constituents, self._model.spec.shards - constituents)
 
-    def _checked(self, x: NDArray[Any]) -> NDArray[Any]:
+    def checked(self, x: NDArray[Any]) -> NDArray[Any]:
+        """Return features as the model takes them, (n, *shape); raise `InputError` where they cannot be."""
         spec = self._model.spec
         try:
             rows = np.asarray(x)

@@ -94,6 +94,7 @@ from unlearnd.requests import Asked, Deadline, petition_of
 from unlearnd.restriction import settle
 from unlearnd.retirement import destroy_unneeded
 from unlearnd.serving import Answers, Evaluation, ServedModel, join_evaluations
+from unlearnd.shadows import Labelled, MembershipReport, attack_model
 from unlearnd.sources import Batch, Data, read_batches
 from unlearnd.statements import model_declared, models_rebuilt
 from unlearnd.steps import Step, reached
@@ -614,6 +615,50 @@ class Store:
                 if rows.any():
                     parts.setdefault(str(name), []).append(served.evaluate(batch.x[rows], right[rows], aggregate))
         return {name: join_evaluations(parts[name]) for name in sorted(parts)}
+
+    def attack_membership(
+        self,
+        model: str,
+        *,
+        erased: Data,
+        held_out: Data,
+        label: str | tuple[ArrayLike, ArrayLike],
+        shadows: int = 16,
+        seed: int = 0,
+        device: str | None = None,
+        on_shadow: Callable[[int], None] = lambda done: None,
+    ) -> MembershipReport:
+        """Try to tell rows that were erased from rows never given, by the model's answers alone; change nothing.
+
+        `label` is the column of the right answers; for arrays, those of the erased rows and of those held out.
+        """
+        served = self.model(model, device=device)
+        labels = (label, label) if isinstance(label, str) else label
+        return attack_model(
+            self.ledger,
+            self.storage,
+            self.plugins,
+            served,
+            self._labelled(served, erased, labels[0]),
+            self._labelled(served, held_out, labels[1]),
+            shadows=shadows,
+            seed=seed,
+            device=device or self.config.device,
+            on_shadow=on_shadow,
+        )
+
+    def _labelled(self, served: ServedModel, data: Data, label: str | ArrayLike) -> Labelled:
+        """Return rows somebody brings along, all of classes that the model knows."""
+        known = {str(value): index for index, value in enumerate(served.classes)}
+        x, y = [], []
+        for batch in self._read_for(served.name, data, label):
+            assert batch.label is not None
+            unknown = [str(value) for value in batch.label.values if str(value) not in known]
+            if unknown:
+                raise InputError(f"model '{served.name}' knows no class '{unknown[0]}', which some rows have")
+            x.append(served.checked(batch.x))
+            y.append(np.array([known[str(value)] for value in batch.label.values], np.int64)[batch.label.codes])
+        return Labelled(np.concatenate(x), np.concatenate(y))
 
     def _risks(
         self, placement: str, known: Dataset | None, given: Risks | None, policy: str | None

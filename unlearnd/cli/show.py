@@ -114,8 +114,8 @@ def _bars(bar: Any) -> "Watch":
 
 
 @contextmanager
-def counting(what: str, quiet: bool) -> "Iterator[Any]":
-    """Yield a function to call with a number of rows as they go by."""
+def counting(what: str, quiet: bool, unit: str = "points") -> "Iterator[Any]":
+    """Yield a function to call with a number of rows, or of other units, as they go by."""
     if quiet or not sys.stderr.isatty():
         yield lambda rows: None
         return
@@ -124,7 +124,7 @@ def counting(what: str, quiet: bool) -> "Iterator[Any]":
 
     bar = Progress(
         SpinnerColumn(),
-        TextColumn(what + " {task.completed:,.0f} points"),
+        TextColumn(what + " {task.completed:,.0f} " + unit),
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
