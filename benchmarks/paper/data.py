@@ -41,8 +41,12 @@ class Data:
 
     def first(self, points: int) -> Data:
         """Return the data with only its first training points."""
-        group = None if self.group is None else self.group[:points]
-        return replace(self, x=self.x[:points], y=self.y[:points], user=self.user[:points], group=group)
+        return self.rows(np.arange(min(points, len(self.x))))
+
+    def rows(self, chosen: Array) -> Data:
+        """Return the data with only these training points."""
+        group = None if self.group is None else self.group[chosen]
+        return replace(self, x=self.x[chosen], y=self.y[chosen], user=self.user[chosen], group=group)
 
     def flat(self) -> Data:
         """Return the data with images as rows of numbers, for networks that do not know images."""

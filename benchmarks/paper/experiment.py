@@ -11,7 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-EXPERIMENTS = ("linear_time",)
+EXPERIMENTS = (
+    "linear_time",
+    "sharding",
+    "slicing",
+    "both",
+    "complex_tasks",
+    "aware",
+    "samples_per_class",
+    "storage",
+    "degraded",
+    "households",
+)
 """Modules, in the order of the report. One that needs something which is not there may return no cells."""
 
 Settings = Mapping[str, Any]

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
+from benchmarks.paper.data import title_of
+from benchmarks.paper.experiment import Cell
+
+COLOURS = ("#0b3c5d", "#328cc1", "#3a9d5d", "#d9a21b", "#c8553d", "#7b4b94", "#888888")
 # Student's t for 95 % and n - 1 degrees of freedom, by n.
 _T = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262, 20: 2.093}
 
@@ -20,9 +25,10 @@ def mean_interval(values: Iterable[float]) -> tuple[float, float]:
 
 
 def plus_minus(values: Iterable[float], digits: int = 1, unit: str = "") -> str:
-    """Return values as `mean ± half-width of the 95 % interval`."""
-    mean, half = mean_interval(values)
-    return f"{mean:.{digits}f} ± {half:.{digits}f}{unit}"
+    """Return values as `mean ± half-width of the 95 % interval`, and one value alone as it is."""
+    held = list(values)
+    mean, half = mean_interval(held)
+    return f"{mean:.{digits}f}{f' ± {half:.{digits}f}' if len(held) > 1 else ''}{unit}"
 
 
 def fit_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float]:
@@ -31,3 +37,46 @@ def fit_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, floa
     slope, intercept = np.polyfit(along, up, 1)
     left = ((up - intercept - slope * along) ** 2).sum()
     return float(intercept), float(slope), float(1 - left / ((up - up.mean()) ** 2).sum())
+
+
+def where(cells: Sequence[Cell], **settings: Any) -> list[Cell]:
+    """Return the cells with these settings."""
+    return [cell for cell in cells if all(cell.settings.get(name) == value for name, value in settings.items())]
+
+
+def distinct(cells: Sequence[Cell], name: str) -> list[Any]:
+    """Return the values that a setting has, in the order in which they first come."""
+    return list(dict.fromkeys(cell.settings[name] for cell in cells if name in cell.settings))
+
+
+def values_of(cells: Sequence[Cell], *path: str) -> list[float]:
+    """Return one figure of each cell, named by the way to it: `values_of(cells, "sisa", "mean")`."""
+    found = []
+    for cell in cells:
+        value: Any = cell.results
+        for name in path:
+            value = value[name]
+        found.append(float(value))
+    return found
+
+
+def mean_of(cells: Sequence[Cell], *path: str) -> float:
+    """Return the mean of one figure over cells."""
+    return float(np.mean(values_of(cells, *path)))
+
+
+def short(title: str) -> str:
+    """Return a title without what stands in brackets; what is SYNTHETIC goes on saying so."""
+    return title.split(" (")[0]
+
+
+def setup_of(cells: Sequence[Cell]) -> str:
+    """Return what cells of one data set have in common: data, points, S, R, e′ and how many seeds."""
+    given = cells[0].settings
+    words = [f"{given['points']:,} points"] if "points" in given else []
+    for name, sign in (("shards", "S"), ("slices", "R"), ("epochs", "e′")):
+        if len({str(cell.settings.get(name)) for cell in cells}) == 1 and isinstance(given.get(name), int):
+            words.append(f"{sign} = {given[name]}")
+    seeds = len(distinct(cells, "seed"))
+    words += [f"{seeds} seeds (placement and weights)"] if seeds > 1 else []
+    return f"{title_of(given['data'])}: {', '.join(words)}"

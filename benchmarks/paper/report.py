@@ -6,12 +6,15 @@ same documents give the same bytes, plots included.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.paper.cells import read_experiment, write_text
+from benchmarks.paper.data import title_of
 from benchmarks.paper.experiment import EXPERIMENTS, Cell, Claim, Experiment, Findings, Table, experiment
+from benchmarks.paper.figures import short
 
 VERDICTS = {True: "holds", False: "**does not hold**", None: "–"}
 _HEAD = """\
@@ -30,7 +33,7 @@ figures, intervals are 95 %, and `S`, `R`, `K`, `e′` are the paper's: shards, 
 def write_report(out: Path) -> Path:
     """Write `README.md` and the plots for all experiments that have saved something below `out`."""
     found = [(name, *read_experiment(path)) for name in EXPERIMENTS if (path := out / "data" / f"{name}.json").exists()]
-    shown = [(name, about, cells, experiment(name).findings(cells)) for name, about, cells in found if cells]
+    shown = [(name, about, cells, _findings(name, cells)) for name, about, cells in found if cells]
     lines = [_head(out), _machine_line([about for _, about, _, _ in shown]), "", "## Claim by claim", ""]
     lines += ["| | claim | the paper | ours | | measured by |", "|---|---|---|---|---|---|"]
     number = 0
@@ -39,6 +42,7 @@ def write_report(out: Path) -> Path:
             number += 1
             lines.append(_claim_row(number, claim, name, about))
     lines += ["", *_what_does_not_hold([findings for *_, findings in shown]), ""]
+    lines += _receipts([(name, cells) for name, _, cells, _ in shown])
     for name, about, cells, findings in shown:
         what = experiment(name)
         drawn = _draw(what, cells, out / f"{name}.svg")
@@ -46,6 +50,15 @@ def write_report(out: Path) -> Path:
     path = out / "README.md"
     write_text(path, "\n".join(lines).rstrip() + "\n")
     return path
+
+
+def _findings(name: str, cells: Sequence[Cell]) -> Findings:
+    try:
+        return experiment(name).findings(cells)
+    except KeyError as missing:
+        raise SystemExit(
+            f"{name}: its cells have no {missing}, so older code measured them; run `--only {name} --fresh`"
+        ) from missing
 
 
 def _head(out: Path) -> str:
@@ -86,11 +99,42 @@ def _what_does_not_hold(all_findings: Sequence[Findings]) -> list[str]:
     return lines
 
 
+def _receipts(shown: Sequence[tuple[str, Sequence[Cell]]]) -> list[str]:
+    """Collect from all experiments how long erasures took from request to receipt, by configuration."""
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for name, cells in shown:
+        for cell in cells:
+            for one in cell.results.get("erasures", ()):
+                shards, slices = (cell.settings.get(what) for what in ("shards", "slices"))
+                shards = shards[-1] if isinstance(shards, list) else shards
+                data = short(title_of(cell.settings["data"]))
+                where = (name, data, cell.settings.get("points", "–"), shards or 1, slices or 1, one["users"])
+                found.setdefault(where, []).append(one)
+    rows, sooner = [], 0
+    for where, erasures in found.items():
+        receipt, build, scratch = (
+            sum(one[f"{what}_seconds"] for one in erasures) / len(erasures) for what in ("receipt", "build", "scratch")
+        )
+        sooner += receipt < scratch
+        times = (f"{seconds:.2f}" for seconds in (receipt, build, scratch))
+        rows.append((*where, len(erasures), *times, f"{scratch / receipt:.1f}×"))
+    if not rows:
+        return []
+    columns = ("experiment", "data", "points", "S", "R", "K", "erasures", "receipt after, s")
+    columns += ("full strength after another, s", "training all took, s", "receipt sooner by")
+    title = (
+        f"In {sooner} of {len(rows)} configurations the receipt was there before training all again would have ended."
+    )
+    about = (
+        "From then on nothing made from the erased is left or served; the build that follows restores full strength."
+    )
+    return ["### From request to receipt", "", f"{title} {about}", "", *_table(Table("", columns, rows)), ""]
+
+
 def _section(
     name: str, what: Experiment, about: dict[str, Any], cells: Sequence[Cell], findings: Findings, drawn: bool
 ) -> list[str]:
-    where = f" ({what.FIGURES})" if what.FIGURES else ""
-    lines = [f'<a id="{_anchor(name)}"></a>', "", f"## {what.TITLE}{where}", ""]
+    lines = [f"## {_heading(what)}", ""]
     minutes = sum(cell.seconds for cell in cells) / 60
     lines += [f"`{about['command']}`: {len(cells)} cells, {minutes:.1f} minutes of work; [data](data/{name}.json).", ""]
     for sentence in findings.sizes:
@@ -120,8 +164,13 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
+def _heading(what: Experiment) -> str:
+    return what.TITLE + (f" ({what.FIGURES})" if what.FIGURES else "")
+
+
 def _anchor(name: str) -> str:
-    return name.replace("_", "-")
+    """Return the anchor that GitHub gives to the heading of an experiment."""
+    return re.sub(r"[^\w\- ]", "", _heading(experiment(name)).lower()).replace(" ", "-")
 
 
 def _draw(what: Experiment, cells: Sequence[Cell], path: Path) -> bool:

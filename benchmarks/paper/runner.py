@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ def run(names: Sequence[str], *, quick: bool, out: Path, work: Path, jobs: int, 
     if jobs:
         # Workers inherit this: numeric libraries read it when they are loaded.
         os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    with ProcessPoolExecutor(max(1, jobs), mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(max(1, jobs), get_context("spawn"), _begin_worker) as pool:
         for name in names:
             failed += _run_one(pool, name, quick, out, work, jobs, command)
     return failed
@@ -94,6 +95,11 @@ def _measured(pool: ProcessPoolExecutor, name: str, missing: Sequence[Settings],
                 f"a worker died while it measured {name} {_brief(settings)}; run again to go on from there"
             )
         yield settings, problem or done.result()
+
+
+def _begin_worker() -> None:
+    """Let Ctrl-C end a worker without a word: what it was measuring is measured again by the next run."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def measure(name: str, settings: Settings) -> Cell:

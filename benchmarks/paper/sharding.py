@@ -1,0 +1,221 @@
+"""Accuracy and samples retrained by the number of shards, against *batch K* and *1/S fraction*.
+
+Batch K is S = 1: everything is trained again after every batch. The 1/S fraction is a store that holds only one shard's
+worth of points, with one shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.paper.data import digits, load, purchase, title_of
+from benchmarks.paper.experiment import Cell, Claim, Findings, Table
+from benchmarks.paper.figures import COLOURS, distinct, mean_of, short, where
+from benchmarks.paper.trial import MLP, accuracy, draws_of, erase_and_build, planned, store_with
+from unlearnd.costs import sharding_batched
+
+TITLE = "Sharding"
+FIGURES = "figures 4, 12 and 13"
+ALONE = False
+SHARDS = (1, 2, 5, 10, 20, 50, 100)
+REQUESTS = (1, 8, 20, 60, 150, 300)
+ERASED = 8
+"""How many are really erased, in one batch."""
+
+
+def cells(quick: bool) -> list[dict[str, Any]]:
+    what = [
+        {"data": purchase(), "points": 20_000 if quick else 130_000, "epochs": 3 if quick else 5},
+        {"data": digits(), "points": 6000 if quick else 60_000, "epochs": 4 if quick else 10},
+    ]
+    shards = (1, 5, 20) if quick else SHARDS
+    return [{**one, "shards": s, "seed": seed} for seed in range(1 if quick else 2) for one in what for s in shards]
+
+
+def measure(data: str, points: int, epochs: int, shards: int, seed: int) -> dict[str, Any]:
+    held = load(data).flat().first(points)
+    how: dict[str, Any] = {"backend": "mlp", "epochs": epochs, "seed": seed, "settings": MLP}
+    random = np.random.Generator(np.random.PCG64(seed))
+    found: dict[str, Any] = {}
+    with store_with(held, shards, 1, seed) as store:
+        store.train("m", dataset="d", **how)
+        found["sisa"] = accuracy(store, "m", held)
+        asked = [k for k in REQUESTS if k <= len(held.x) // 10]
+        draws = {k: draws_of(random, len(held.x), k, 10) for k in asked}
+        found["shares"] = {str(k): planned(store, draws[k]) for k in asked}
+        (leaving,) = draws_of(random, len(held.x), ERASED, 1)
+        found["promised"] = store.plan_erasure(leaving).models[0].samples
+        found["erasures"] = [erase_and_build(store, leaving)]
+        found["sisa_after"] = accuracy(store, "m", held)
+    if shards > 1:
+        rows = random.permutation(len(held.x))[: len(held.x) // shards]
+        with store_with(held.rows(rows), 1, 1, seed, user=rows) as store:
+            store.train("m", dataset="d", **how)
+            found["fraction"] = accuracy(store, "m", held)
+            # Of the same requests, most are about people whom it was never given.
+            found["fraction_shares"] = {str(k): [one / shards for one in planned(store, draws[k])] for k in asked}
+    return found
+
+
+def findings(cells: Sequence[Cell]) -> Findings:
+    claims: list[Claim] = []
+    tables = []
+    for data in distinct(cells, "data"):
+        of_data = where(cells, data=data)
+        if not where(of_data, shards=1):
+            continue
+        claims += _claims(data, of_data)
+        tables.append(_table(data, of_data))
+    claims += _costs(cells)
+    sizes = [
+        f"{title_of(d)}: {where(cells, data=d)[0]['points']:,} points, e′ = {where(cells, data=d)[0]['epochs']}, "
+        f"{len(distinct(where(cells, data=d), 'seed'))} seeds (placement and weights)."
+        for d in distinct(cells, "data")
+    ]
+    sizes.append("A perceptron with one hidden layer of 128 on both; the paper has convolutions on its images.")
+    sizes.append(
+        "Samples retrained are those of plans, over 10 draws of K; one batch of 8 was really erased each time."
+    )
+    return Findings(claims, tables, sizes)
+
+
+def _claims(data: str, cells: Sequence[Cell]) -> list[Claim]:
+    title = short(title_of(data))
+    whole = mean_of(where(cells, shards=1), "sisa", "mean")
+    gap = {s: whole - mean_of(where(cells, shards=s), "sisa", "mean") for s in distinct(cells, "shards")}
+    claims = []
+    if 20 in gap:
+        ours, holds = f"{gap[20]:.1f} points at S = 20 (S = 1: {whole:.1f} %)", gap[20] < 2
+        paper = "less than 2 points at S = 20 on simple tasks"
+        claims.append(Claim(f"Sharding costs little accuracy on a simple task ({title})", paper, ours, holds))
+    beyond = {s: g for s, g in gap.items() if s > 20}
+    if beyond:
+        ours = ", ".join(f"{g:.1f} points at S = {s}" for s, g in beyond.items())
+        holds = all(g > 5 for g in beyond.values())
+        note = "" if holds else "More shards cost less here than the paper found."
+        claims.append(Claim(f"Beyond 20 shards it costs more than 5 points ({title})", "> 5 points", ours, holds, note))
+    others = [s for s in gap if s > 1]
+    if others:
+        lead = {
+            s: mean_of(where(cells, shards=s), "sisa", "mean") - mean_of(where(cells, shards=s), "fraction", "mean")
+            for s in others
+        }
+        ours = (
+            f"better by {min(lead.values()):.1f} to {max(lead.values()):.1f} points for S = {others[0]} … {others[-1]}"
+        )
+        paper = "consistently better (figures 4 and 6)"
+        claims.append(
+            Claim(f"SISA is more accurate than the 1/S fraction ({title})", paper, ours, min(lead.values()) > 0)
+        )
+        apart = {
+            s: mean_of(where(cells, shards=s), "sisa", "mean") - mean_of(where(cells, shards=s), "sisa", "vote")
+            for s in others
+        }
+        most = max(apart, key=lambda s: abs(apart[s]))
+        ours = f"mean minus vote: at most {apart[most]:+.1f} points (S = {most})"
+        easy = "no significant difference on simple tasks (figure 13)"
+        holds = abs(apart[most]) <= 1
+        claims.append(
+            Claim(
+                f"Mean of vectors against vote of labels ({title})",
+                easy,
+                ours,
+                holds,
+                "We call up to one point no difference.",
+            )
+        )
+    return claims
+
+
+def _costs(cells: Sequence[Cell]) -> list[Claim]:
+    """Compare samples with the paper's formula, and with what was promised."""
+    worst, few, many = 0.0, [], []
+    for cell in cells:
+        for k, shares in cell["shares"].items():
+            expected = sharding_batched(cell["points"], cell["shards"], int(k)) / (cell["points"] - int(k))
+            if cell["shards"] > 1:
+                worst = max(worst, abs(float(np.mean(shares)) - expected))
+                (many if int(k) >= 3 * cell["shards"] else few).append(float(np.mean(shares)))
+    larger = [
+        (np.mean(cell["shares"]["8"]) / np.mean(cell["fraction_shares"]["8"]), cell["shards"])
+        for cell in cells
+        if cell["shards"] > 1 and any(cell["fraction_shares"].get("8", ()))
+    ]
+    wrong = sum(cell["erasures"][0]["samples"] != cell["promised"] for cell in cells)
+    claims = []
+    if few and many:
+        ours = f"K < 3S: {100 * np.mean(few):.0f} % of all samples on average; K ≥ 3S: {100 * np.mean(many):.0f} %"
+        paper = "gains while K < 3S, then as batch K"
+        claims.append(
+            Claim("Sharding saves samples while K < 3S", paper, ours, bool(np.mean(many) > 0.9 > np.mean(few)))
+        )
+    if worst:
+        ours = f"the mean of 10 draws is at most {100 * worst:.0f} points of 100 % away from the formula"
+        claims.append(
+            Claim("Samples retrained are what the batch formula says", "N(1 - (1 - 1/S)^K) - K", ours, worst < 0.15)
+        )
+    if larger:
+        ours = ", ".join(f"{ratio:.0f}× at S = {s}" for ratio, s in larger[: len(distinct(cells, "shards")) - 1])
+        paper = "S× less than SISA, at a large cost in accuracy"
+        holds = all(ratio > 0.5 * s for ratio, s in larger)
+        claims.append(Claim("The 1/S fraction trains less again than SISA (K = 8)", paper, ours, holds))
+    ours = f"{len(cells)} batches of {ERASED} really erased: {wrong} trained another number of samples"
+    claims.append(Claim("What a dry run promises is what an erasure trains", "–", ours, wrong == 0))
+    return claims
+
+
+def _table(data: str, cells: Sequence[Cell]) -> Table:
+    top5 = "mean_top5" in cells[0]["sisa"]
+    columns = ["S", "vote", "mean", *(["vote, top-5", "mean, top-5"] if top5 else []), "1/S fraction (mean)"]
+    columns += ["mean, after 8 erased", "share retrained, K = 1", "K = 8", "K = 60"]
+    rows = []
+    for s in distinct(cells, "shards"):
+        here = where(cells, shards=s)
+        row: list[Any] = [s]
+        row += [
+            f"{mean_of(here, 'sisa', rule):.2f} %"
+            for rule in ("vote", "mean", *(("vote_top5", "mean_top5") if top5 else ()))
+        ]
+        row.append(f"{mean_of(here, 'fraction', 'mean'):.2f} %" if s > 1 else "the same")
+        row.append(f"{mean_of(here, 'sisa_after', 'mean'):.2f} %")
+        for k in ("1", "8", "60"):
+            shares = [share for cell in here for share in cell["shares"].get(k, [])]
+            row.append(f"{100 * np.mean(shares):.1f} %" if shares else "–")
+        rows.append(row)
+    return Table(
+        f"{title_of(data)}: accuracy, and the share of all samples that a batch of K trains again", columns, rows
+    )
+
+
+def draw(cells: Sequence[Cell], figure: Any) -> None:
+    names = distinct(cells, "data")
+    panels = figure.subplots(1, len(names) + 1, squeeze=False)[0]
+    for panel, data in zip(panels, names, strict=False):
+        of_data = where(cells, data=data)
+        shards = distinct(of_data, "shards")
+        for what, rule, colour in (("sisa", "mean", 0), ("sisa", "vote", 1), ("fraction", "mean", 4)):
+            given = [s for s in shards if all(what in cell.results for cell in where(of_data, shards=s))]
+            label = f"SISA, {rule}" if what == "sisa" else "1/S fraction"
+            panel.plot(
+                given,
+                [mean_of(where(of_data, shards=s), what, rule) for s in given],
+                "o-",
+                ms=3,
+                color=COLOURS[colour],
+                label=label,
+            )
+        panel.set(xscale="log", xlabel="shards", ylabel="accuracy, %")
+        panel.set_title(short(title_of(data)), fontsize=9)
+    panels[0].legend(fontsize=7)
+    of_data = where(cells, data=names[0])
+    for colour, s in enumerate(distinct(of_data, "shards")):
+        found = where(of_data, shards=s)
+        asked = [int(k) for k in found[0]["shares"]]
+        means = [100 * np.mean([x for cell in found for x in cell["shares"][str(k)]]) for k in asked]
+        panels[-1].plot(asked, means, "o-", ms=3, color=COLOURS[colour % len(COLOURS)], label=f"S = {s}")
+    panels[-1].set(xscale="log", xlabel="requests in a batch", ylabel="share retrained, %")
+    panels[-1].legend(fontsize=7)
+    panels[-1].set_title(short(title_of(names[0])), fontsize=9)

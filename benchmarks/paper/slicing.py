@@ -1,0 +1,174 @@
+"""Accuracy by the number of slices and epochs, with as much training in all: slicing must not cost accuracy.
+
+One shard as large as one of twenty. With R slices every step trains 2e′/(R + 1) epochs (equation 1 of the paper), so
+that all R train as many samples; a smaller last slice or a fraction of an epoch is trained too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.paper.data import digits, load, purchase, title_of
+from benchmarks.paper.experiment import Cell, Claim, Findings, Table
+from benchmarks.paper.figures import COLOURS, distinct, mean_interval, plus_minus, short, where
+from benchmarks.paper.trial import MLP, erase_and_build, store_with
+
+TITLE = "Slicing"
+FIGURES = "figure 5"
+ALONE = False
+SLICES = (1, 2, 4, 8, 16, 32, 48)
+EPOCHS = (1, 3, 8, 20)
+TOLERANCE = 0.5
+"""Points of accuracy from which on we call it a cost."""
+
+
+def cells(quick: bool) -> list[dict[str, Any]]:
+    what = [{"data": purchase(), "points": 6500}, {"data": digits(), "points": 3000}]
+    if quick:
+        what, slices, epochs, seeds = [{"data": digits(), "points": 1000}], (1, 4, 16), [2, 10], 2
+    else:
+        slices, epochs, seeds = SLICES, list(EPOCHS), 5
+    plain = [{"slices": r, "schedule": "uniform"} for r in slices]
+    late = [{"slices": r, "schedule": "equal-work"} for r in slices if r >= 16]
+    return [
+        {**one, "epochs": epochs, **how, "seed": seed}
+        for seed in range(seeds)
+        for one in what
+        for how in [*plain, *late]
+    ]
+
+
+def measure(data: str, points: int, epochs: list[int], slices: int, schedule: str, seed: int) -> dict[str, Any]:
+    held = load(data).flat().first(points)
+    right, samples = [], []
+    with store_with(held, 1, slices, seed) as store:
+        for length in epochs:
+            how: dict[str, Any] = {"backend": "mlp", "settings": MLP, "schedule": schedule}
+            built = store.train(f"m{length}", dataset="d", epochs=length, seed=seed, **how)
+            samples.append(built.samples)
+            evaluation = store.evaluate(f"m{length}", held.x_test, label=held.y_test, aggregate="mean")
+            right.append(100 * evaluation.top1)
+        leaving = np.random.Generator(np.random.PCG64(seed)).integers(len(held.x))
+        erasure = erase_and_build(store, [int(leaving)], [f"m{epochs[-1]}"])
+    return {"accuracy": right, "samples": samples, "erasures": [erasure]}
+
+
+def findings(cells: Sequence[Cell]) -> Findings:
+    claims, tables = [], []
+    for data in distinct(cells, "data"):
+        of_data = where(cells, data=data)
+        plain = _differences(of_data, "uniform")
+        most = max(distinct(of_data, "slices"))
+        if not plain:
+            continue
+        epochs = of_data[0]["epochs"]
+        worst = min(plain, key=lambda r: mean_interval(plain[r][-1])[0])
+        mean, half = mean_interval(plain[worst][-1])
+        ours = f"R = {worst} costs most: {mean:+.2f} ± {half:.2f} points against R = 1 at e′ = {epochs[-1]}"
+        holds = mean > -TOLERANCE
+        claims.append(
+            Claim(
+                f"Slicing costs no accuracy once epochs are recalibrated ({short(title_of(data))})",
+                "no degradation (figure 5)",
+                ours,
+                holds,
+                "" if holds else f"We call more than {TOLERANCE} points a cost.",
+            )
+        )
+        if most in plain:
+            early = mean_interval(plain[most][0])
+            ours = f"R = {most} at e′ = {epochs[0]}: {early[0]:+.2f} ± {early[1]:.2f} points; at e′ = {epochs[-1]}: "
+            last = mean_interval(plain[most][-1])
+            ours += f"{last[0]:+.2f} ± {last[1]:.2f}"
+            paper = "more slices are worse at few epochs, then converge"
+            claims.append(
+                Claim(
+                    f"With few epochs, many slices are worse ({short(title_of(data))})",
+                    paper,
+                    ours,
+                    early[0] < last[0] and early[0] + early[1] < 0,
+                )
+            )
+        late = _differences(of_data, "equal-work")
+        if late:
+            worst = min(late, key=lambda r: mean_interval(late[r][-1])[0])
+            mean, half = mean_interval(late[worst][-1])
+            ours = f"R = {worst}: {mean:+.2f} ± {half:.2f} points against R = 1 at e′ = {epochs[-1]}"
+            claims.append(
+                Claim(
+                    f"Beyond the paper: `equal-work` epochs (∝ 1/r) cost no accuracy ({short(title_of(data))})",
+                    "–",
+                    ours,
+                    mean > -TOLERANCE,
+                )
+            )
+        tables.append(_table(data, of_data))
+    seeds, sized = len(distinct(cells, "seed")), {c["data"]: c["points"] for c in cells}
+    sizes = [
+        f"{title_of(d)}: {n:,} points, the size of one of 20 shards; {seeds} seeds (placement and weights)."
+        for d, n in sized.items()
+    ]
+    sizes.append("A perceptron with one hidden layer of 128, batches of 32. Differences are taken seed by seed.")
+    return Findings(claims, tables, sizes)
+
+
+def _differences(cells: Sequence[Cell], schedule: str) -> dict[int, list[list[float]]]:
+    """Return for each R > 1, by epochs, the difference to R = 1 of every seed."""
+    found: dict[int, list[list[float]]] = {}
+    for r in distinct(cells, "slices"):
+        pairs = []
+        for cell in where(cells, slices=r, schedule=schedule):
+            whole = where(cells, slices=1, schedule="uniform", seed=cell["seed"])
+            if r > 1 and whole:
+                pairs.append([a - b for a, b in zip(cell["accuracy"], whole[0]["accuracy"], strict=True)])
+        if pairs:
+            found[r] = [list(column) for column in zip(*pairs, strict=True)]
+    return found
+
+
+def _table(data: str, cells: Sequence[Cell]) -> Table:
+    epochs = cells[0]["epochs"]
+    rows = []
+    for schedule in distinct(cells, "schedule"):
+        for r in distinct(cells, "slices"):
+            found = where(cells, slices=r, schedule=schedule)
+            if found:
+                columns = zip(*(cell["accuracy"] for cell in found), strict=True)
+                rows.append(
+                    [
+                        r,
+                        schedule,
+                        *(plus_minus(column, 2) for column in columns),
+                        int(np.mean([c["samples"][-1] for c in found])),
+                    ]
+                )
+    names = ["R", "epochs of a step", *(f"e′ = {e}" for e in epochs), f"samples at e′ = {epochs[-1]}"]
+    return Table(f"{title_of(data)}: accuracy in percent", names, rows)
+
+
+def draw(cells: Sequence[Cell], figure: Any) -> None:
+    names = distinct(cells, "data")
+    panels = figure.subplots(1, len(names), squeeze=False)[0]
+    for panel, data in zip(panels, names, strict=True):
+        of_data = where(cells, data=data, schedule="uniform")
+        for colour, r in enumerate(distinct(of_data, "slices")):
+            found = where(of_data, slices=r)
+            bars = [mean_interval(column) for column in zip(*(cell["accuracy"] for cell in found), strict=True)]
+            epochs = found[0]["epochs"]
+            panel.errorbar(
+                epochs,
+                [m for m, _ in bars],
+                [h for _, h in bars],
+                fmt="o-",
+                ms=3,
+                lw=1,
+                capsize=2,
+                color=COLOURS[colour % len(COLOURS)],
+                label=f"R = {r}",
+            )
+        panel.set(xscale="log", xlabel="epochs without slicing, e′", ylabel="accuracy, %")
+        panel.set_title(short(title_of(data)), fontsize=9)
+    panels[0].legend(fontsize=7)
