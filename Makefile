@@ -20,8 +20,9 @@ $(READY): pyproject.toml constraints.txt $(PLUGINS)
 demo: $(READY)
 	$(BIN)/unlearnd demo
 
+# Tests start hundreds of processes: bytecode is written, whatever the environment says, so that none compiles again.
 test: $(READY) lint
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .

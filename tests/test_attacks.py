@@ -526,7 +526,8 @@ def test_the_slice_data_of_the_erased_kept(place: Place) -> None:
 # Models and data.
 
 
-def test_a_shard_not_retrained(place: Place) -> None:
+@pytest.mark.parametrize("listed", ["all shards", "its shard"])
+def test_a_shard_not_retrained(listed: str, place: Place) -> None:
     """An old tainted checkpoint is put back, in storage, in the ledger and in a signed live set."""
     path = tainted_paths(place)[-1]
     shutil.copy(place.before / "storage" / path, place.folder / "storage" / path)
@@ -534,8 +535,13 @@ def test_a_shard_not_retrained(place: Place) -> None:
     with place.opened() as store:
         (model,) = models.models(store.ledger)
         everything = models.checkpoints_of(store.ledger, model.id)
-        entries = [(c.shard, c.slice, c.recipe, c.file, c.tensors, c.path, c.size) for c in everything]
-        leaf, detail = live_set("m", entries, stamp(store.clock()))
+        shards = None if listed == "all shards" else [c.shard for c in everything if c.path == path]
+        entries = [
+            (c.shard, c.slice, c.recipe, c.file, c.tensors, c.path, c.size)
+            for c in everything
+            if shards is None or c.shard in shards
+        ]
+        leaf, detail = live_set("m", shards, entries, stamp(store.clock()))
         keep_detail(store.translog, detail)
         log.append_alone(store.ledger, [leaf])
         sign_head(store.translog)

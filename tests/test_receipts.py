@@ -242,6 +242,22 @@ def test_a_live_set_lists_every_checkpoint_in_force(new: Callable[..., Store]) -
     now = [[c.shard, c.slice, c.recipe, c.file, c.tensors, c.path, c.size] for c in store.checkpoints("m")]
     assert document == {"model": "m", "checkpoints": now}
     assert newest["count"] == len(now) == 6
+    assert "shards" not in newest
+
+
+def test_an_erasure_lists_anew_only_the_shards_that_it_changed(new: Callable[..., Store]) -> None:
+    store = new()
+    outcome = store.erase(["person-1"], build=False).outcomes[0]
+    changed = sorted({touched.shard for touched in outcome.slices})
+    _, newest = kinds(store, "liveset")[-1]
+    document = json.loads(store.storage.read(f"evidence/detail/{newest['detail']}.json"))
+    assert newest["shards"] == changed != sorted({c.shard for c in store.checkpoints("m")})
+    assert document["checkpoints"] == [
+        [c.shard, c.slice, c.recipe, c.file, c.tensors, c.path, c.size]
+        for c in store.checkpoints("m")
+        if c.shard in changed
+    ]
+    assert {shard for _, shard, _, _ in detail_of(store, outcome.request)["serving"]} == set(changed)
 
 
 # Once, and always the same.

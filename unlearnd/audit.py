@@ -26,7 +26,7 @@ from unlearnd.errors import (
     VerificationError,
 )
 from unlearnd.features import Sight
-from unlearnd.history import History, read_history
+from unlearnd.history import History, LiveSet, read_history
 from unlearnd.inventory import (
     SliceData,
     excuses,
@@ -520,16 +520,19 @@ class _Audit:
     # The others in parts.
 
     def _check_live_set(self, found: _Findings, model: str) -> None:
-        said = self.history.live_sets[model]
-        try:
-            entries = self._live_set(model)
-        except (VerificationError, NotFoundError) as error:
-            found.wrong.append(f"the newest live set of '{model}' cannot be used: {error}")
-            return
-        if (len(entries), root_of_leaves(map(canonical, entries)).hex()) != (said.count, said.root):
-            found.wrong.append(f"the newest live set of '{model}' is not what its leaf says")
         paths = {c.recipe: c.path for c in self.moment.checkpoints.get(model, ())}
-        for shard, slice_, recipe, file, tensors, path, size in entries:
+        entries: list[tuple[LiveSet, Sequence[Any]]] = []
+        newest = self.history.live_sets[model]
+        for said in dict.fromkeys(newest.values()):
+            try:
+                listed = self._live_set(model, said)
+            except (VerificationError, NotFoundError) as error:
+                found.wrong.append(f"the newest live set of '{model}' cannot be used: {error}")
+                continue
+            if (len(listed), root_of_leaves(map(canonical, listed)).hex()) != (said.count, said.root):
+                found.wrong.append(f"the newest live set of '{model}' is not what its leaf says")
+            entries += [(said, entry) for entry in listed if newest.get(entry[0], newest.get(None)) is said]
+        for said, (shard, slice_, recipe, file, tensors, path, size) in entries:
             built = self.history.live.get((model, recipe))
             if built is None:
                 if self.history.destroyed.get((model, recipe), -1) < said.leaf:
@@ -545,8 +548,8 @@ class _Audit:
             elif paths.get(recipe, path) != path:
                 found.wrong.append(f"{path} is under another name in the ledger than in the newest live set")
 
-    def _live_set(self, model: str) -> Sequence[Sequence[Any]]:
-        data = self._document(self.history.live_sets[model].detail)
+    def _live_set(self, model: str, said: LiveSet) -> Sequence[Sequence[Any]]:
+        data = self._document(said.detail)
         fields = Fields(read_canonical(data, "the document", MAX_DETAIL), "the document")
         kinds = (is_count, is_count, is_digest, is_digest, is_digest, is_text, is_count)
         if fields.text("model") != model:
@@ -555,13 +558,13 @@ class _Audit:
 
     def _listed_live(self, model: str) -> Iterator[tuple[int, int, str]]:
         """Yield what the newest live set lists and no later leaf destroyed; nothing where S1 says it cannot be read."""
-        if model in self.history.live_sets:
-            try:
-                for shard, slice_, recipe, *_ in self._live_set(model):
-                    if self.history.destroyed.get((model, recipe), -1) < self.history.live_sets[model].leaf:
+        newest = self.history.live_sets.get(model, {})
+        for said in dict.fromkeys(newest.values()):
+            with suppress(VerificationError, NotFoundError):
+                for shard, slice_, recipe, *_ in self._live_set(model, said):
+                    in_force = newest.get(shard, newest.get(None)) is said
+                    if in_force and self.history.destroyed.get((model, recipe), -1) < said.leaf:
                         yield shard, slice_, recipe
-            except (VerificationError, NotFoundError):
-                return
 
     def _replay_step(
         self, found: _Findings, model: Model, checkpoint: Checkpoint, cache: dict[tuple[str, int], ShardRows]

@@ -38,7 +38,7 @@ from unlearnd.ledger.leases import build_lease, data_lease, ingest_lease
 from unlearnd.ledger.models import Build, Checkpoint, Model, NewCheckpoint
 from unlearnd.ledger.points import Dataset
 from unlearnd.plugins import Plugins
-from unlearnd.recipes import Spec, epochs_at, samples_at, step_seed
+from unlearnd.recipes import Spec, epochs_at, epochs_of, samples_at, step_seed
 from unlearnd.slices import compute_roots
 from unlearnd.statements import checkpoints_built, checkpoints_destroyed, slices_sealed
 from unlearnd.steps import Step, reached
@@ -104,11 +104,11 @@ def cost_of(
         whole = sum(counts.get((shard, slice_), 0) for slice_ in range(1, slices + 1))
         return samples_at(spec.epochs, whole) if prefix < slices else 0
     total = seen = 0
-    for slice_ in range(1, slices + 1):
+    for slice_, epochs in enumerate(epochs_of(spec, slices), start=1):
         here = counts.get((shard, slice_), 0)
         seen += here
         if slice_ > prefix and here:
-            total += samples_at(epochs_at(spec, slice_), seen)
+            total += samples_at(epochs, seen)
     return total
 
 

@@ -25,6 +25,7 @@ from unlearnd.recipes import recipes
 from unlearnd.storage import Pieces, Record, Storage, Vault, opened
 from unlearnd.tensors import read_tensors
 
+_FEW = 8
 _ANEW = "restore it from a backup, or train it anew from the one before it with `unlearnd build --retrain-damaged`"
 
 
@@ -72,9 +73,12 @@ def standings(ledger: Ledger, model: Model, shards: Iterable[int] | None = None)
     """
     slices = points.sealed_slices(ledger, model.dataset_id)
     wanted = list(shards) if shards is not None else list(range(1, model.spec.shards + 1))
-    alone = wanted[0] if len(wanted) == 1 else None
-    roots = points.roots_of(ledger, model.dataset_id, alone)
-    existing = {(c.shard, c.slice, c.recipe): c for c in models.checkpoints_of(ledger, model.id, alone, True)}
+    # A few shards are asked for one by one, so that they cost the same however many others there are.
+    asked: Sequence[int | None] = wanted if len(wanted) <= _FEW else [None]
+    roots = {place: root for one in asked for place, root in points.roots_of(ledger, model.dataset_id, one).items()}
+    existing = {
+        (c.shard, c.slice, c.recipe): c for one in asked for c in models.checkpoints_of(ledger, model.id, one, True)
+    }
     found = []
     for shard in wanted:
         known = []

@@ -304,16 +304,23 @@ def _outcome(request: Request, entry: Entry, erasure: Erasure) -> Outcome:
     )
 
 
-def live_sets(translog: Translog, concerned: Iterable[models.Model], now: datetime) -> list[bytes]:
-    """Return the leaves that list every checkpoint in force of these models; their documents are durable already."""
+_MOST_LISTED = 1000
+"""A leaf that is about more shards than this is about all of them: it would not hold their numbers."""
+
+
+def live_sets(
+    translog: Translog, concerned: Iterable[tuple[models.Model, Sequence[int]]], now: datetime
+) -> list[bytes]:
+    """Return the leaves that list every checkpoint in force of these shards; their documents are durable already."""
     leaves = []
-    for model in concerned:
+    for model, shards in concerned:
+        covered = shards if len(shards) <= _MOST_LISTED else shards_of(model)
         entries = [
             (c.shard, c.slice, c.recipe, c.file, c.tensors, c.path, c.size)
-            for standing in standings(translog.ledger, model)
+            for standing in standings(translog.ledger, model, covered)
             for c in standing.chain
         ]
-        leaf, detail = live_set(model.name, entries, stamp(now))
+        leaf, detail = live_set(model.name, None if len(covered) == model.spec.shards else covered, entries, stamp(now))
         keep_detail(translog, detail)
         leaves.append(leaf)
     return leaves
@@ -340,7 +347,8 @@ def _conclude(translog: Translog, plugins: Mapping[str, str], erasure_id: str, n
     requests = erasures.requests_of(ledger, erasure_id)
     with ledger.read() as connection:
         entries = dockets.by_ids(connection, [request.id for request in requests])
-    accounts = {model.name: _Account(ledger, model, names[model.dataset_id]) for model in concerned}
+    changed = [(model, shards_of(model) if model in retired else _lost_by(erasure, model)) for model in concerned]
+    accounts = {model.name: _Account(ledger, model, names[model.dataset_id], shards) for model, shards in changed}
     for request in requests:
         assert request.outcome is not None
         erased = request.outcome["erased"]
@@ -374,7 +382,7 @@ def _conclude(translog: Translog, plugins: Mapping[str, str], erasure_id: str, n
                     for e in slices
                 ],
                 destroyed=[(c["model"], c["shard"], c["slice"], c["recipe"], c["file"], c["tensors"]) for c in seen],
-                serving=[entry for model in mine for entry in accounts[model.name].serving],
+                serving=[entry for model in mine for entry in accounts[model.name].serving(lost)],
                 models=[accounts[model.name].entry(lost) for model in mine],
                 plugins=plugins,
                 version=translog.software,
@@ -387,35 +395,48 @@ def _conclude(translog: Translog, plugins: Mapping[str, str], erasure_id: str, n
         details.append(detail)
         receipts[request.id] = (payload, detail.digest)
     keep_details(translog, details)
-    leaves = live_sets(translog, concerned, now)
+    leaves = live_sets(translog, changed, now)
     erasures.influence_removed(ledger, erasure_id, outcomes, leaves, receipts, now, complete)
 
 
-class _Account:
-    """What receipts say about a model, worked out once for all of them."""
+def shards_of(model: models.Model) -> range:
+    """Return the numbers of a model's shards."""
+    return range(1, model.spec.shards + 1)
 
-    def __init__(self, ledger: Ledger, model: models.Model, dataset: str) -> None:
+
+def _lost_by(erasure: Erasure, model: models.Model) -> list[int]:
+    """Return the shards of a model that lost points to an erasure."""
+    return sorted(shard for dataset_id, shard in erasure.touched if dataset_id == model.dataset_id)
+
+
+class _Account:
+    """What receipts say about a model, worked out once for all of them; `changed` are the shards that any is about."""
+
+    def __init__(self, ledger: Ledger, model: models.Model, dataset: str, changed: Iterable[int]) -> None:
         counts = points.counts_of(ledger, model.dataset_id)
-        found = standings(ledger, model)
-        self.serving = [(model.name, s.shard, s.prefix, s.checkpoint.recipe if s.checkpoint else "") for s in found]
+        slices = points.sealed_slices(ledger, model.dataset_id)
+        self._found = standings(ledger, model, changed)
         self._dataset, self._name, self._retired = dataset, model.name, model.retired_at is not None
         self._spec, self._replay = digest_of_json(model.spec.as_json()), replay_class(model.deterministic)
-        self._costs = {
-            s.shard: tuple(
-                cost_of(model.spec, model.sliceable, counts, s.shard, s.slices, prefix) for prefix in (0, s.prefix)
-            )
-            for s in found
+        self._scratch = sum(
+            cost_of(model.spec, model.sliceable, counts, shard, slices, 0) for shard in shards_of(model)
+        )
+        self._rest = {
+            s.shard: cost_of(model.spec, model.sliceable, counts, s.shard, s.slices, s.prefix) for s in self._found
         }
+
+    def serving(self, lost: set[tuple[str, int]]) -> list[tuple[str, int, int, str]]:
+        """Return how far the constituents that lost points are in service; of a retired model, none of them is."""
+        return [
+            (self._name, s.shard, s.prefix, s.checkpoint.recipe if s.checkpoint else "")
+            for s in self._found
+            if self._retired or (self._dataset, s.shard) in lost
+        ]
 
     def entry(self, lost: set[tuple[str, int]]) -> tuple[str, str, str, str, int, int]:
         """Return how much the shards that lost points must train again, and what all of them would take."""
-        scratch = sum(whole for whole, _ in self._costs.values())
-        retrain = (
-            0
-            if self._retired
-            else sum(rest for shard, (_, rest) in self._costs.items() if (self._dataset, shard) in lost)
-        )
-        return self._name, self._dataset, self._spec, self._replay, retrain, scratch
+        again = sum(rest for shard, rest in self._rest.items() if (self._dataset, shard) in lost)
+        return self._name, self._dataset, self._spec, self._replay, 0 if self._retired else again, self._scratch
 
 
 def _doomed(ledger: Ledger, targets: Sequence[Target]) -> dict[Target, list[tuple[Holding, Positions]]]:

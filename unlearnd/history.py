@@ -56,7 +56,7 @@ class Built:
 
 @dataclass(frozen=True)
 class LiveSet:
-    """A list of all checkpoints of a model as it was logged."""
+    """A list of all checkpoints of a model, or of some of its shards, as it was logged."""
 
     leaf: int
     count: int
@@ -95,8 +95,8 @@ class History:
     """By model and recipe: ever built."""
     destroyed: dict[tuple[str, str], int] = field(default_factory=dict)
     """By model and recipe: the leaf that last said so."""
-    live_sets: dict[str, LiveSet] = field(default_factory=dict)
-    """The newest of each model."""
+    live_sets: dict[str, dict[int | None, LiveSet]] = field(default_factory=dict)
+    """By model: the newest list of all its shards (None), and by shard the newest since that lists only some."""
     requests: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Leaf and erasure by request; no erasure while it waits."""
     receipts: dict[str, tuple[int, Erasure]] = field(default_factory=dict)
@@ -204,9 +204,12 @@ def _destroyed(history: History, index: int, fields: Fields) -> None:
 
 
 def _live_set(history: History, index: int, fields: Fields) -> None:
-    history.live_sets[fields.text("model")] = LiveSet(
-        index, fields.count("count"), fields.digest("root"), fields.digest("detail")
-    )
+    listed = LiveSet(index, fields.count("count"), fields.digest("root"), fields.digest("detail"))
+    if "shards" in fields.value:
+        newest = history.live_sets.setdefault(fields.text("model"), {})
+        newest.update(dict.fromkeys(fields.counts("shards"), listed))
+    else:
+        history.live_sets[fields.text("model")] = {None: listed}
 
 
 def _request(history: History, index: int, fields: Fields) -> None:

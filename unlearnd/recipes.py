@@ -70,28 +70,32 @@ def check_schedule(name: str) -> None:
         raise InputError(f"no schedule '{name}'; there are: {', '.join(SCHEDULES)}")
 
 
-def epochs_at(spec: Spec, step: int) -> Fraction:
-    """Return how many epochs step `step` trains on slices 1…`step`.
+def epochs_of(spec: Spec, steps: int) -> list[Fraction]:
+    """Return how many epochs each of the first `steps` steps trains; step r trains on slices 1…r.
 
     `uniform` is the paper's: e_r = 2e′/(R+1), so that all steps together cost e′ epochs over the whole shard
     (its equation 1). `equal-work` spends the same total with every step costing the same: e_r = e′/r.
     """
     if spec.schedule == "equal-work":
-        return spec.epochs / step
-    return 2 * spec.epochs / (spec.slices + 1)
+        return [spec.epochs / step for step in range(1, steps + 1)]
+    return [2 * spec.epochs / (spec.slices + 1)] * steps
+
+
+def epochs_at(spec: Spec, step: int) -> Fraction:
+    """Return how many epochs step `step` trains on slices 1…`step`."""
+    return epochs_of(spec, step)[-1]
 
 
 def samples_at(epochs: Fraction, points: int) -> int:
     """Return how many samples `epochs` over `points` are: a partial epoch is rounded up to a whole point."""
-    whole, part = divmod(epochs, 1)
-    return int(whole) * points + -(-part.numerator * points // part.denominator)
+    return -(-epochs.numerator * points // epochs.denominator)
 
 
 def recipes(spec: Spec, seed: int, shard: int, roots: Sequence[Digest], sliceable: bool) -> list[Digest]:
     """Return recipe(k, 0), recipe(k, 1), … for the slice roots given."""
     chain = [digest_of_json(["unlearnd/recipe/v1", spec.as_json(), seed, shard])]
-    for step, root in enumerate(roots, start=1):
-        epochs = epochs_at(spec, step) if sliceable else spec.epochs
+    each = epochs_of(spec, len(roots)) if sliceable else [spec.epochs] * len(roots)
+    for root, epochs in zip(roots, each, strict=True):
         chain.append(digest_of_json([chain[-1], root, str(epochs)]))
     return chain
 

@@ -155,10 +155,13 @@ def checkpoints_destroyed(model: str, erasure_id: str, entries: Sequence[Sequenc
     return make_payloads("destroyed", predicate, "checkpoints", [list(entry) for entry in entries])
 
 
-def live_set(model: str, entries: Sequence[Sequence[Any]], at: str) -> tuple[bytes, Detail]:
-    """Return the leaf and the document that list every checkpoint in force, complete.
+def live_set(
+    model: str, shards: Sequence[int] | None, entries: Sequence[Sequence[Any]], at: str
+) -> tuple[bytes, Detail]:
+    """Return the leaf and the document that list every checkpoint in force, complete; of some shards, or of all.
 
-    Entries are (shard, slice, recipe, file, tensors, path, size).
+    Whoever puts together the newest list of every shard has the complete list of the model, and an erasure need not
+    say again what it did not change. Entries are (shard, slice, recipe, file, tensors, path, size).
     """
     listed = [list(entry) for entry in entries]
     detail = Detail(canonical({"model": model, "checkpoints": listed}))
@@ -169,6 +172,8 @@ def live_set(model: str, entries: Sequence[Sequence[Any]], at: str) -> tuple[byt
         "detail": detail.digest,
         "at": to_the_minute(at),
     }
+    if shards is not None:
+        predicate["shards"] = list(shards)
     return make_payload("liveset", predicate), detail
 
 

@@ -51,6 +51,7 @@ from unlearnd.erasure import (
     outcomes_of,
     plan_erasure,
     record_requests,
+    shards_of,
 )
 from unlearnd.errors import InputError, NotFoundError, RefusedError, StorageError, UnlearndError
 from unlearnd.features import Sight
@@ -1345,7 +1346,8 @@ class Store:
         leaf_of = {entry.request_id: entry.leaf for entry in log.receipt_entries(self.ledger)}
         trained = [(build.model, build.samples, build.from_scratch) for build in builds]
         built = {build.model for build in builds if build.checkpoints}
-        leaves = live_sets(self.translog, [m for m in models.models(self.ledger) if m.name in built], now)
+        listed = [(model, shards_of(model)) for model in models.models(self.ledger) if model.name in built]
+        leaves = live_sets(self.translog, listed, now)
         for erasure_id in ready:
             receipts = [leaf_of[request.id] for request in erasures.requests_of(self.ledger, erasure_id)]
             leaves.append(models_rebuilt(erasure_id, receipts, trained, stamp(now)))

@@ -163,6 +163,13 @@ class Fields:
             raise self._wrong(name, "a list of texts")
         return value
 
+    def counts(self, name: str) -> Sequence[int]:
+        """Return a list of integers that are not negative."""
+        value = self.list(name)
+        if not all(map(is_count, value)):
+            raise self._wrong(name, "a list of counts")
+        return value
+
     def rows(self, name: str, *kinds: Callable[[Any], bool]) -> Sequence[Sequence[Any]]:
         """Return a list of lists, each of the kinds given, in that order."""
         value = self.list(name)
