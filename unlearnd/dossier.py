@@ -10,6 +10,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+NOTHING_FROM_OUTSIDE = (
+    """<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">"""
+)
+"""In the head of a page: a browser runs no script in it and fetches nothing for it, whatever came to stand there."""
+
 _STYLE = (
     "body{font:16px/1.5 Georgia,serif;max-width:42em;margin:3em auto;padding:0 1em;color:#111}"
     "h1{font-size:1.5em}table{border-collapse:collapse;width:100%;margin:1em 0}"
@@ -53,8 +58,8 @@ def summary_page(receipt: bytes, command: str) -> bytes:
     # One option a line: a browser would break the line inside of one.
     lines = command.replace(" --", " \\\n  --")
     page = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Erasure receipt</title>'
-        f"<style>{_STYLE}</style></head><body><h1>Erasure receipt</h1>"
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{NOTHING_FROM_OUTSIDE}'
+        f"<title>Erasure receipt</title><style>{_STYLE}</style></head><body><h1>Erasure receipt</h1>"
         "<p>The operator of this store states, signed and entered in its transparency log:</p>"
         f"<table>{table}</table>"
         f"<h2>To check it</h2><pre>{html.escape(lines)}</pre>"

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 
+from unlearnd.dossier import NOTHING_FROM_OUTSIDE
 from unlearnd.errors import InputError
 from unlearnd.ledger import Ledger, dockets
 from unlearnd.ledger.connection import moment_from
@@ -198,7 +199,7 @@ def as_html(report: RequestReport) -> str:
         parts.append(f"<h2>{html.escape(title)}</h2><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
     title = f"Requests to erase, {report.first} to {report.last}"
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{NOTHING_FROM_OUTSIDE}<title>{title}</title>'
         f"<style>{_STYLE}</style></head><body><h1>{title}</h1>"
         "<p>Counts and codes, and nobody's data. Days are those of UTC, the first and the last included.</p>"
         f"{''.join(parts)}</body></html>\n"
