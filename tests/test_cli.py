@@ -29,7 +29,7 @@ from click.testing import CliRunner
 from pyarrow import parquet
 
 from unlearnd.cli import main
-from unlearnd.ledger.tables import SCHEMA
+from unlearnd.ledger.database import SCHEMA
 
 ROWS, PEOPLE, SHARDS, SLICES = 120, 20, 2, 3
 SECRET = "secret.example"

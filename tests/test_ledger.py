@@ -20,8 +20,8 @@ from unlearnd.errors import BusyError, DamagedStoreError, InputError, NotFoundEr
 from unlearnd.leases import hold
 from unlearnd.ledger import Ledger, leases, log, points
 from unlearnd.ledger.connection import many, stamp
+from unlearnd.ledger.database import SCHEMA
 from unlearnd.ledger.migrate import migrate
-from unlearnd.ledger.tables import SCHEMA
 from unlearnd.packing import pack, pack_many, unpack, unpack_flat, unpack_many
 
 NOON = datetime(2026, 3, 14, 12, tzinfo=UTC)

@@ -37,8 +37,8 @@ from unlearnd.audit import audit
 from unlearnd.config import FILE_NAME, read_config
 from unlearnd.errors import UnlearndError
 from unlearnd.ledger import Ledger, erasures, log, points
+from unlearnd.ledger.database import SCHEMA
 from unlearnd.ledger.migrate import migrate
-from unlearnd.ledger.tables import SCHEMA
 from unlearnd.storage import Storage
 from unlearnd.store import Store, migrate_store
 from unlearnd.verify.checks import verify_receipt

@@ -13,13 +13,11 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
-from sqlmodel import SQLModel
 
 from unlearnd.errors import DamagedStoreError, InputError, RefusedError
-from unlearnd.ledger.database import ASIDE, BULK, HOW, LEASES, READ, WRITE, WRITERS, Database
+from unlearnd.ledger.database import ASIDE, BULK, HOW, LEASES, READ, SCHEMA, WRITE, WRITERS, Database
 from unlearnd.ledger.postgres import PostgreSQL
 from unlearnd.ledger.sqlite import SQLite
-from unlearnd.ledger.tables import SCHEMA
 
 __all__ = [
     "LEASES",
@@ -81,7 +79,9 @@ def copy_in(connection: Connection, into: str, types: Sequence[str], rows: Itera
 
 def make_tables(ledger: "Ledger", connection: Connection, schema: str) -> None:
     """Make all tables of a new ledger, and say which schema they are."""
-    SQLModel.metadata.create_all(connection)
+    from unlearnd.ledger.tables import METADATA  # slow to import, and needed only to make and destroy
+
+    METADATA.create_all(connection)
     for guard in ledger.guards():
         connection.exec_driver_sql(guard)
     connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)")
@@ -90,7 +90,9 @@ def make_tables(ledger: "Ledger", connection: Connection, schema: str) -> None:
 
 def drop_tables(ledger: "Ledger", connection: Connection, but: Sequence[str] = ()) -> None:
     """Destroy every table of a ledger, within a transaction."""
-    known = [table.name for table in reversed(SQLModel.metadata.sorted_tables)]
+    from unlearnd.ledger.tables import METADATA  # slow to import, and needed only to make and destroy
+
+    known = [table.name for table in reversed(METADATA.sorted_tables)]
     for table in [*known, "moving", "alembic_version"]:
         if table not in but:
             connection.exec_driver_sql(f"DROP TABLE IF EXISTS {table}")

@@ -14,6 +14,9 @@ from sqlalchemy.exc import DBAPIError
 
 from unlearnd.errors import UnlearndError
 
+SCHEMA = "0006"
+"""The newest migration; a store whose `alembic_version` differs is not opened."""
+
 READ, WRITE, BULK, ASIDE = "read", "write", "bulk", "aside"
 """How a transaction begins: to read one moment, to write in turn, to load much and then wait for its turn, or to
 change leases, which waits for nobody."""

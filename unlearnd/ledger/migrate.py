@@ -9,7 +9,7 @@ from pathlib import Path
 from unlearnd import migrations
 from unlearnd.errors import RefusedError
 from unlearnd.ledger.connection import Ledger
-from unlearnd.ledger.tables import SCHEMA
+from unlearnd.ledger.database import SCHEMA
 
 
 def migrate(url: str, schema: str = SCHEMA) -> tuple[str | None, str]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import BigInteger, Boolean, Connection, Float, Integer, LargeBinary, Table
-from sqlmodel import SQLModel
 
 from unlearnd.errors import DamagedStoreError, RefusedError
 from unlearnd.ledger import log
@@ -27,7 +26,7 @@ from unlearnd.ledger.connection import (
     make_tables,
     many,
 )
-from unlearnd.ledger.tables import SCHEMA
+from unlearnd.ledger.database import SCHEMA
 from unlearnd.steps import Step, reached
 
 _AT_A_TIME = 20_000
@@ -93,7 +92,9 @@ def finish(url: str) -> Moved:
 
 
 def _tables() -> list[Table]:
-    return [table for table in SQLModel.metadata.sorted_tables if table.name not in _LEFT_OUT]
+    from unlearnd.ledger.tables import METADATA  # slow to import, and needed only here
+
+    return [table for table in METADATA.sorted_tables if table.name not in _LEFT_OUT]
 
 
 def _copy(old: Connection, new: Connection, table: Table) -> None:

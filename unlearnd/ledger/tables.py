@@ -1,8 +1,9 @@
 """The ledger's tables.
 
-Rows stay inside `unlearnd.ledger`; frozen dataclasses come out. Times are ISO 8601 text in UTC, sets of
-positions are packed bytes, lists are JSON text. No table has room for a user id: `users` knows a keyed handle
-and a random key, and the key goes when the user is erased.
+They are needed to make, migrate or move a ledger, and imported only then: to open one takes no SQLModel, which is a
+quarter of what a command would take to start. Rows stay inside `unlearnd.ledger`; frozen dataclasses come out. Times
+are ISO 8601 text in UTC, sets of positions are packed bytes, lists are JSON text. No table has room for a user id:
+`users` knows a keyed handle and a random key, and the key goes when the user is erased.
 """
 
 from typing import Any, ClassVar
@@ -10,8 +11,8 @@ from typing import Any, ClassVar
 from sqlalchemy import BigInteger, Column, Index, LargeBinary
 from sqlmodel import Field, SQLModel
 
-SCHEMA = "0006"
-"""The newest migration; a store whose `alembic_version` differs is not opened."""
+METADATA = SQLModel.metadata
+"""All tables below."""
 
 _CLUSTERED: dict[str, Any] = {"sqlite_with_rowid": False}
 
