@@ -22,6 +22,7 @@ import unlearnd
 from unlearnd.audit import audit
 from unlearnd.cli import main
 from unlearnd.errors import NotFoundError, RefusedError
+from unlearnd.evidence import receipt_named
 from unlearnd.ledger import models, points
 from unlearnd.steps import Step
 from unlearnd.store import Store
@@ -86,7 +87,7 @@ def check_proven(store: Store, request: str, asked: str) -> dict[str, Any]:
     report = audit(store, replay="all")
     assert report.failed == (), [c.sentence for c in report.checks if c.id in report.failed]
     assert report.level in (4, 5), list(report.lines())
-    detail = store.translog.shelf.read(f"evidence/detail/{store._receipt(request).detail}.json")
+    detail = store.translog.shelf.read(f"evidence/detail/{receipt_named(store, request).detail}.json")
     checked = verify_receipt(store.receipt(request), trust(store.translog), detail=detail, now=store.clock())
     assert checked.failed == ()
     assert checked.about["asked"] == asked

@@ -13,6 +13,7 @@ from unlearnd.config import FILE_NAME, read_config, write_config
 from unlearnd.errors import NotFoundError
 from unlearnd.executors import run_processes
 from unlearnd.hookspecs import Progress, Task
+from unlearnd.training import how_to_build
 
 
 def test_a_worker_builds_where_the_keys_of_the_store_are_not(
@@ -63,12 +64,12 @@ def test_more_workers_do_not_overrule_the_executor_that_a_store_names(
     people: Callable[..., Any], new_store: Callable[..., Any]
 ) -> None:
     store = new_store()
-    assert store._how(None, 2, None).executor == "processes"
-    assert store._how(None, None, None).executor == "serial"
+    assert how_to_build(store, None, 2, None).executor == "processes"
+    assert how_to_build(store, None, None, None).executor == "serial"
     if "ray" not in store.plugins.executors:
         pytest.skip("the plugin unlearnd-ray is not installed, and no other executor is there to name")
     write_config(store.folder, replace(read_config(store.folder), executor="ray"))
     with type(store).open(store.folder) as again:
         assert (again.folder / FILE_NAME).exists()
-        assert again._how(None, 2, None).executor == "ray"
-        assert again._how("serial", 2, None).executor == "serial"
+        assert how_to_build(again, None, 2, None).executor == "ray"
+        assert how_to_build(again, "serial", 2, None).executor == "serial"
