@@ -1,6 +1,7 @@
 """Policies are data that can be checked, and their clocks count as the laws do."""
 
 import json
+import re
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -11,10 +12,13 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unlearnd import policy as policy_module
 from unlearnd.cli import main
 from unlearnd.clocks import dates_of, day_of, end_of, is_working_day, paused_days
 from unlearnd.errors import InputError, NotFoundError
 from unlearnd.policy import (
+    Part,
+    Policy,
     check_file,
     differences,
     file_schema,
@@ -365,3 +369,35 @@ def test_a_store_has_a_policy_and_may_add_its_own(tmp_path: Path, new_store: Any
     with pytest.raises(NotFoundError, match="no policy 'gdrp'"):
         new_store("other", policy="gdrp")
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_citation_said_to_be_from_memory_is_one_that_the_file_makes(name: str) -> None:
+    said = read_file(shipped_folder() / f"{name}.yaml")
+    made = "\n".join(part["cite"] for _, part in parts_of(said) if "cite" in part)
+    assert [cite for cite in said["law"].get("unread", []) if cite not in made] == []
+
+
+def test_citations_from_memory_are_warned_about() -> None:
+    shown = CliRunner().invoke(main, ["policies", "check", "quebec_law25", "gdpr"])
+    assert "'quebec_law25' cites from memory: P-39.1 s. 8, 14" in shown.stderr
+    assert "'gdpr' cites" not in shown.stderr
+
+
+def models_in(part: type[Part]) -> Iterator[type[Part]]:
+    yield part
+    for field in part.model_fields.values():
+        for kind in re.findall(r"unlearnd\.policy\.(\w+)", str(field.annotation)):
+            if issubclass(inner := getattr(policy_module, kind, object), Part):
+                yield from models_in(inner)
+
+
+def test_every_key_of_a_policy_does_something() -> None:
+    # These only say what the file is and where it is from, or can have but one value.
+    told = {"api_version", "version", "title", "jurisdictions", "not_legal_advice", "law", "name", "why", "right"}
+    fixed = {"keep_proof", "effect", "model_in_scope", "missing_day"}
+    folder = Path(policy_module.__file__).parent
+    code = "\n".join(p.read_text() for p in folder.rglob("*.py"))
+    keys = {key for part in models_in(Policy) for key in part.model_fields} - told - fixed
+    assert {"keep_request", "unless", "internal_target"} <= keys
+    assert {key for key in keys if not re.search(rf"\w\.{key}\b", code)} == set()

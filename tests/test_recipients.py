@@ -149,6 +149,27 @@ def test_who_has_a_model_is_recorded_once_and_unknown_ones_are_refused(store: St
         store.record_notice(first.id, entry.id, "sent")
 
 
+def test_only_what_the_policy_takes_as_a_reason_excuses_from_telling(store: Store) -> None:
+    acme = store.add_recipient("Acme Ltd", model="m", given=date(2026, 5, 1))
+    (order,) = store.erase_model("m", policy="authority_order").outcomes
+    with pytest.raises(RefusedError, match="a recipient must be told, and 'impossible' is no reason not to"):
+        store.record_notice(acme.id, order.request, "impossible")
+    assert store.record_notice(acme.id, order.request, "sent").outcome == "sent"
+
+
+def test_nobody_is_to_be_told_where_the_policy_does_not_want_it(store: Store) -> None:
+    store.add_recipient("Acme Ltd", model="m", given=date(2026, 5, 1))
+    (store.folder / "policies").mkdir()
+    (store.folder / "policies" / "quiet.yaml").write_text(
+        "apiVersion: unlearnd.policy/v1\nid: quiet\nversion: '1'\nextends: default\ntitle: Quiet\n"
+        "not_legal_advice: true\nlaw: {name: ours, reviewed_on: 2026-11-18}\nnotify: {recipients: {upon: []}}\n"
+    )
+    store.erase(["u1"], policy="quiet")
+    assert store.tellings() == []
+    store.erase(["u2"], policy="gdpr")
+    assert len(store.tellings()) == 1
+
+
 def test_the_commands_go_from_giving_a_model_to_a_recorded_answer(store: Store) -> None:
     assert "Nobody was given a model" in run(store, "recipients", "list").stdout
     assert run(store, "recipients", "add", "Acme Ltd", "--model", "m", "--given", "2026-05-01").exit_code == 0

@@ -646,3 +646,91 @@ def test_no_request_by_that_name(store: Store) -> None:
         store.request("nothing")
     with pytest.raises(NotFoundError, match="no request begins"):
         store.request("")
+
+
+# What policies say is carried out.
+
+
+def test_due_lists_what_the_operator_aims_at_and_the_last_day_to_refuse_and_neither_is_late(
+    store: Store, hands: Hands
+) -> None:
+    first, second = store.receive(["u1", "u2"])
+    store.approve(second.id)
+    assert store.deadlines(timedelta(days=7)) == []
+    assert [(d.what, d.by, d.late) for d in store.deadlines(timedelta(days=15))] == [
+        ("target", "2026-06-15T21:59:00Z", False)
+    ] * 2
+    hands.pass_days(20)
+    assert {(d.what, d.late) for d in store.deadlines()} == {("target", False)}
+    store.extend(first.id, reason="complexity")
+    hands.pass_days(12)
+    assert [(d.entry.id, d.what, d.late) for d in store.deadlines()] == [
+        (first.id, "decide", False),
+        (second.id, "answer", True),
+    ]
+    store.approve(first.id)
+    assert "target" in {d.what for d in store.deadlines()}
+
+
+def test_what_silence_counts_as_is_said_of_a_late_answer(new_store: Any, hands: Hands) -> None:
+    store = new_store(policy="pipeda", clock=hands)
+    store.receive(["u1"])
+    hands.pass_days(29)
+    assert [d.counts_as for d in store.deadlines(timedelta(days=7))] == [""]
+    hands.pass_days(3)
+    assert [d.counts_as for d in store.deadlines()] == ["refused, PIPEDA s. 8(5)"]
+    assert "LATE: counts as refused, PIPEDA s. 8(5)" in Shell(store.folder)("requests", "due", code=1)
+
+
+def test_commands_say_what_the_person_must_be_told(store: Store, hands: Hands) -> None:
+    hands.now = datetime.now(UTC)
+    shell = Shell(store.folder)
+    (entry,) = shell("requests", "receive", "--user", "u1", "--json")
+    assert entry["tell"]["of"] == "received"
+    extended = shell("requests", "extend", entry["id"], "--reason", "complexity", "--json")
+    assert extended["tell"] == {"of": "extended", "state": [], "cite": "GDPR Art. 12(3), 12(4)"}
+    refused = shell("requests", "refuse", entry["id"], "--reason", "excessive")
+    assert "was refused, stating reasons, complaint to authority, judicial remedy (GDPR Art. 12(3), 12(4))" in refused
+
+
+def test_nobody_asks_through_an_agent_where_the_policy_has_none(new_store: Any, hands: Hands) -> None:
+    store = new_store(clock=hands)
+    (store.folder / "policies").mkdir()
+    (store.folder / "policies" / "strict.yaml").write_text(
+        "apiVersion: unlearnd.policy/v1\nid: strict\nversion: '1'\nextends: default\ntitle: Strict\n"
+        "not_legal_advice: true\nlaw: {name: ours, reviewed_on: 2026-11-18}\nidentity: {authorised_agent: false}\n"
+    )
+    with pytest.raises(InputError, match="nobody asks through an agent"):
+        store.receive(["u1"], policy="strict", requester="agent")
+    assert store.receive(["u1"], policy="strict")
+
+
+def test_what_ties_a_request_to_a_person_goes_when_its_keeping_time_is_over(
+    store: Store, hands: Hands, people: Any, add: Any
+) -> None:
+    store.erase(["u1"])
+    (refused,) = store.receive(["u2"], policy="ccpa")
+    store.refuse(refused.id, reason="excessive", actor="ann")
+    hands.pass_days(365 + 366)
+    assert store.expire_requests() == []
+    hands.pass_days(1)
+    assert [e.id for e in store.expire_requests(dry_run=True)] == [refused.id]
+    assert store.request(refused.id).handle is not None
+    assert [e.id for e in store.expire_requests()] == [refused.id]
+    gone = store.request(refused.id)
+    assert (gone.handle, gone.commitment, gone.state, gone.policy) == (None, None, "refused", "ccpa")
+    assert store.transitions(refused.id) == []
+    hands.pass_days(366)
+    (waiting,) = store.receive(["u3"])
+    assert len(store.expire_requests()) == 1
+    assert store.expire_requests() == []
+    assert "0 requests past the keeping time untied" in Shell(store.folder)("requests", "expire")
+    assert store.request(waiting.id).handle is not None
+    # The receipt, the log and the suppression list stay, and what is asked again is a request of its own.
+    assert len(store.receipts()) == 1
+    rows = people()
+    assert add(store, rows.only(["u1", "u2"]), slices=1).left_out == len(rows.only(["u1"]))
+    (again,) = store.erase(["u1"]).outcomes
+    assert not again.found
+    assert len(store.receipts()) == 2
+    check_audit_after_build(store)

@@ -64,10 +64,13 @@ class Law(Part):
     name: Text
     reviewed_on: date
     """The day somebody last held this file against the law."""
+    unread: tuple[Text, ...] = ()
+    """Citations that were written from memory: nobody has yet held them against a text of the law."""
 
 
 class InScope(Cited):
-    value: StrictBool
+    value: Literal[True]
+    """A rule that leaves models out has no need of this store."""
     why: Text
 
 
@@ -171,11 +174,6 @@ class Hold(Cited):
     max_review_interval: Period
 
 
-class Method(Cited):
-    allowed: tuple[Code, ...] = Field(min_length=1)
-    refuse: tuple[Code, ...]
-
-
 class HeldOut(Part):
     """A file of points that no model is trained on, and its label column."""
 
@@ -219,29 +217,28 @@ class Placement(Cited):
     """By group of the dataset: how likely a user of it is to ask for erasure."""
 
 
-class Told(Cited):
+class TellUser(Cited):
     upon: tuple[Literal["received", "extended", "refused", "completed"], ...]
+    """What the person must be told of: the commands that do these things say so."""
 
 
-class ToldUnless(Told):
-    unless: tuple[Code, ...]
+class TellRecipients(Cited):
+    upon: tuple[Literal["completed"], ...]
+    """Empty: nobody who was given a model need be told."""
+    unless: tuple[Literal["impossible", "disproportionate"], ...]
+    """The only reasons that there may be for not telling one."""
 
 
 class Notify(Part):
-    user: Told
-    recipients: ToldUnless
+    user: TellUser
+    recipients: TellRecipients
 
 
 class Records(Cited):
     keep_request: Period
-    keep_receipt: Period
+    """How long what ties a closed request to a person is kept; `unlearnd requests expire` takes it away then."""
     suppression_list: StrictBool
     """Whether an erased user's data is refused when it is ingested again."""
-
-
-class Fees(Cited):
-    allowed: StrictBool
-    except_: tuple[Code, ...] = Field(alias="except")
 
 
 class Policy(Part):
@@ -260,12 +257,10 @@ class Policy(Part):
     refusal: Refusal
     exemptions: tuple[Item, ...]
     hold: Hold
-    method: Method
     build: Build
     placement: Placement
     notify: Notify
     records: Records
-    fees: Fees
 
     def as_json(self) -> dict[str, Any]:
         """Return the policy as JSON values; what its digest is of."""

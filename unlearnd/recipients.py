@@ -11,15 +11,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from unlearnd.errors import InputError, NotFoundError
-from unlearnd.ledger import Ledger, erasures, models, points, recipients
+from unlearnd.errors import InputError, NotFoundError, RefusedError
+from unlearnd.ledger import Ledger, dockets, erasures, models, points, recipients
 from unlearnd.ledger.connection import stamp
 from unlearnd.ledger.erasures import Request
 from unlearnd.ledger.recipients import Notice, Recipient
+from unlearnd.policy import DEFAULT, TellRecipients, load_policy
+from unlearnd.requests import policy_of_digest
 
 OUTCOMES = ("written", "sent", "acknowledged", "impossible", "disproportionate")
 """What a plugin or a person may say; `failed` and `unanswered` are said for them, and tried again."""
 OWED = ("", "failed", "unanswered")
+EXCUSES = ("impossible", "disproportionate")
+"""The outcomes for which nobody is told; a policy says which of them it takes."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ def tellings(ledger: Ledger, erasure_id: str | None = None) -> list[Telling]:
     for request in erasures.all_requests(ledger) if erasure_id is None else erasures.requests_of(ledger, erasure_id):
         by_erasure.setdefault(request.erasure_id, []).append(request)
     found: list[tuple[str, Telling]] = []
+    rules = _rules(ledger, [request.id for requests in by_erasure.values() for request in requests])
     for erasure, requests in by_erasure.items():
         ended = erasures.erasure_by_id(ledger, erasure).influence_removed_at
         if ended is None:
@@ -60,7 +65,11 @@ def tellings(ledger: Ledger, erasure_id: str | None = None) -> list[Telling]:
         for recipient in given:
             if recipient.given_at > ended or (recipient.ended_at is not None and recipient.ended_at < ended):
                 continue
-            mine = tuple(r.id for r in requests if _concerns(r, recipient.model, dataset_of[recipient.model]))
+            mine = tuple(
+                r.id
+                for r in requests
+                if rules[r.id].upon and _concerns(r, recipient.model, dataset_of[recipient.model])
+            )
             if mine:
                 said = told.get((erasure, recipient.id), Notice(erasure, recipient.id, "", "", ""))
                 found.append((ended, Telling(recipient, erasure, mine, said.outcome, said.reason, said.at)))
@@ -85,6 +94,26 @@ def check_outcome(outcome: str) -> None:
     """Raise unless a person may record such an outcome."""
     if outcome not in OUTCOMES:
         raise InputError(f"no outcome '{outcome}'; there are: {', '.join(OUTCOMES)}")
+
+
+def check_excuse(ledger: Ledger, telling: Telling, outcome: str) -> None:
+    """Raise `RefusedError` where a policy does not take this as a reason for telling nobody."""
+    for request_id, rule in _rules(ledger, telling.requests).items() if outcome in EXCUSES else ():
+        if outcome not in rule.unless:
+            taken = ", ".join(rule.unless) or "none"
+            raise RefusedError(
+                f"under the policy of request {request_id[:12]} a recipient must be told, and '{outcome}' is no reason "
+                f"not to ({rule.cite}); reasons it takes: {taken}"
+            )
+
+
+def _rules(ledger: Ledger, ids: Iterable[str]) -> dict[str, TellRecipients]:
+    """Return by request what its policy, as it was then, says about telling recipients."""
+    with ledger.read() as connection:
+        entries = dockets.by_ids(connection, list(ids))
+        digests = {entry.policy_digest for entry in entries.values()}
+        kept = {digest: policy_of_digest(connection, digest) or load_policy(DEFAULT) for digest in digests}
+    return {entry.id: kept[entry.policy_digest].notify.recipients for entry in entries.values()}
 
 
 def _concerns(request: Request, model: str, dataset: str) -> bool:

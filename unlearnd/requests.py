@@ -103,9 +103,23 @@ class Deadline:
 
     entry: Entry
     what: str
-    """`answer`, `acknowledge` or `review` of a hold."""
+    """`answer`, `acknowledge`, `review` of a hold, `decide` (the last day to refuse), or `target` (the operator's)."""
     by: str
     late: bool
+    """Never to decide, nor for a target: the answer is what is owed."""
+    counts_as: str = ""
+    """What the law takes a late answer for, and where it says so."""
+
+
+@dataclass(frozen=True)
+class Duty:
+    """What the policy wants the person told after something was done."""
+
+    of: str
+    """`received`, `extended`, `refused` or `completed`."""
+    state: tuple[str, ...]
+    """What the notice must state."""
+    cite: str
 
 
 def kind_of(target: Any) -> str:
@@ -119,6 +133,8 @@ def draft(asked: Asked, policy: Policy, now: datetime) -> Entry:
     """Return the entry of a request that comes in now, due as the policy counts; not recorded yet."""
     if asked.requester not in REQUESTERS:
         raise InputError(f"who asks is one of {', '.join(REQUESTERS)}, not '{asked.requester}'")
+    if asked.requester == "agent" and not policy.identity.authorised_agent:
+        raise InputError(f"under policy '{policy.id}' nobody asks through an agent")
     grounds = policy.grounds()
     ground = asked.ground or grounds[0]
     if ground not in grounds:
@@ -466,16 +482,69 @@ def deadlines(ledger: Ledger, now: datetime, within: timedelta) -> list[Deadline
     """Return what is owed within a time from now or late already, the first first."""
     limit, at = stamp(now + within), stamp(now)
     found: list[Deadline] = []
-    for entry in dockets.open_entries(ledger):
+    open_ = dockets.open_entries(ledger)
+    with ledger.read() as connection:
+        rules = {digest: policy_of_digest(connection, digest) for digest in {entry.policy_digest for entry in open_}}
+    for entry in open_:
+        policy = rules[entry.policy_digest] or load_policy(DEFAULT)
         owed: list[tuple[str, str]] = []
-        if entry.paused_at is None:
-            owed.append(("answer", entry.due_at))
         if entry.hold_review is not None:
-            owed.append(("review", stamp(end_of(policy_of(ledger, entry), date.fromisoformat(entry.hold_review)))))
+            owed.append(("review", stamp(end_of(policy, date.fromisoformat(entry.hold_review)))))
         if entry.acknowledge_by is not None and entry.acknowledged_at is None:
             owed.append(("acknowledge", entry.acknowledge_by))
-        found += [Deadline(entry, what, by, by < at) for what, by in owed if by <= limit]
+        if entry.paused_at is None:
+            owed.append(("answer", entry.due_at))
+            if entry.state in ("received", "awaiting_identity", "verified") and not policy.clock.own_date:
+                dates = dates_of(policy, _received_day(entry, policy), entry.paused_days)
+                # An extension moves the answer. What is to be refused must be refused as if there were none.
+                decide = stamp(end_of(policy, dates.refuse_by))
+                owed += [("decide", decide)] if decide < entry.due_at else []
+        listed = [Deadline(entry, what, by, what != "decide" and by < at) for what, by in owed if by <= limit]
+        silence = policy.clock.silence
+        if silence is not None:
+            said = f"{silence.means}, {silence.cite}"
+            listed = [replace(one, counts_as=said) if one.what == "answer" and one.late else one for one in listed]
+        # What the operator aims at, where nothing more pressing is said of the request.
+        if not listed and entry.paused_at is None and entry.state in OPEN:
+            aim = stamp(end_of(policy, dates_of(policy, _received_day(entry, policy), entry.paused_days).target))
+            listed += [Deadline(entry, "target", aim, False)] if aim <= limit and aim < entry.due_at else []
+        found += listed
     return sorted(found, key=lambda deadline: (deadline.by, deadline.entry.leaf))
+
+
+def duty_to_tell(ledger: Ledger, entry: Entry, of: str) -> Duty | None:
+    """Return what the person must be told once a request was `received`, `extended`, `refused` or `completed`."""
+    policy = policy_of(ledger, entry)
+    if of not in policy.notify.user.upon:
+        return None
+    return Duty(of, policy.refusal.must_state if of == "refused" else (), policy.notify.user.cite)
+
+
+def expired(ledger: Ledger, now: datetime) -> list[Entry]:
+    """Return the closed requests whose policy no longer wants the record that ties them to a person."""
+    closed = dockets.closed_and_tied(ledger)
+    with ledger.read() as connection:
+        rules = {digest: policy_of_digest(connection, digest) for digest in {entry.policy_digest for entry in closed}}
+
+    def is_over(entry: Entry) -> bool:
+        policy = rules[entry.policy_digest] or load_policy(DEFAULT)
+        day = day_of(policy, _moment(entry.closed_at or entry.received_at))
+        return day_of(policy, now) > add_period(policy, day, policy.records.keep_request)
+
+    return [entry for entry in closed if is_over(entry)]
+
+
+def expire(ledger: Ledger, now: datetime) -> list[Entry]:
+    """Take away what ties requests past their keeping time to a person; return those as they were.
+
+    Id, state, dates and policy stay, and so do leaf and receipt, which hold no personal data: the log stays whole.
+    """
+    found = expired(ledger, now)
+    if found:
+        with ledger.write() as connection:
+            dockets.untie(connection, [entry.id for entry in found])
+        _moved()
+    return found
 
 
 def policy_of(ledger: Ledger, entry: Entry) -> Policy:

@@ -43,10 +43,10 @@ from unlearnd.opened import Opened
 from unlearnd.overview import DatasetStatus, ModelStatus, Status, Whereabouts
 from unlearnd.planner import Question
 from unlearnd.policy import DEFAULT, codes
-from unlearnd.recipients import Telling, check_outcome, recipient_named, tellings
+from unlearnd.recipients import Telling, check_excuse, check_outcome, recipient_named, tellings
 from unlearnd.recipients import record as record_tellings
 from unlearnd.report import RequestReport, report_on
-from unlearnd.requests import Asked, Deadline
+from unlearnd.requests import Asked, Deadline, Duty
 from unlearnd.restriction import settle
 from unlearnd.serving import Answers, Evaluation, ServedModel
 from unlearnd.shadows import MembershipReport
@@ -576,6 +576,10 @@ class Store(Opened):
             if one.owed:
                 whom, what = one.recipient, one.erasure
                 outcome, by = self.plugins.tell(whom.name, whom.model, what, one.requests, self.folder)
+                try:
+                    check_excuse(self.ledger, one, outcome)
+                except RefusedError:
+                    outcome = "failed"
                 record_tellings(self.ledger, [(one, outcome, by)], self.clock())
         return [one for one in self.tellings() if (one.erasure, one.recipient.id) in owed]
 
@@ -587,6 +591,7 @@ class Store(Opened):
         found = [one for one in self.tellings(request_id) if one.recipient.id == whom.id]
         if not found:
             raise RefusedError(f"recipient {whom.id[:12]} need not be told of that request")
+        check_excuse(self.ledger, found[0], outcome)
         record_tellings(self.ledger, [(found[0], outcome, actor)], self.clock())
         return next(one for one in self.tellings(request_id) if one.recipient.id == whom.id)
 
@@ -597,6 +602,17 @@ class Store(Opened):
     def deadlines(self, within: timedelta = timedelta(0)) -> list[Deadline]:
         """Return what is owed within a time from now, or late already: answers, acknowledgements, reviews of holds."""
         return requests.deadlines(self.ledger, self.clock(), within)
+
+    def duty_to_tell(self, entry: Entry, of: str) -> Duty | None:
+        """Return what a request's policy wants the person told once it was received, extended, refused or completed."""
+        return requests.duty_to_tell(self.ledger, entry, of)
+
+    def expire_requests(self, *, dry_run: bool = False) -> list[Entry]:
+        """Take away what ties closed requests past their keeping time to a person; return those as they were.
+
+        What stays holds no personal data: id, state, dates and policy, the leaf and the receipt.
+        """
+        return (requests.expired if dry_run else requests.expire)(self.ledger, self.clock())
 
     def run_requests(
         self,

@@ -63,6 +63,7 @@ def show(name: str, folder: str | None, as_json: bool) -> None:
 
     policy = load_policy(name, own_folder(folder))
     _warn_if_stale(policy)
+    _warn_if_unread(policy)
     if as_json:
         print_json({**policy.as_json(), "digest": policy.digest})
         return
@@ -92,6 +93,7 @@ def check(files: tuple[str, ...], folder: str | None, as_json: bool) -> None:
             note(f"unlearnd: {error}")
         else:
             _warn_if_stale(policy)
+            _warn_if_unread(policy)
             found.append({"file": str(path), "ok": True, "policy": policy.id, "digest": policy.digest})
     if as_json:
         print_json(found)
@@ -194,3 +196,9 @@ def _warn_if_stale(policy: "Policy") -> None:
 
     if (datetime.now(UTC).date() - policy.law.reviewed_on).days > STALE_DAYS:
         note(f"Policy '{policy.id}' was last reviewed on {policy.law.reviewed_on}: hold it against the law again.")
+
+
+def _warn_if_unread(policy: "Policy") -> None:
+    if policy.law.unread:
+        listed = "; ".join(policy.law.unread)
+        note(f"Policy '{policy.id}' cites from memory: {listed}. Look these up before you rely on it.")

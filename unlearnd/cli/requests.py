@@ -1,4 +1,4 @@
-"""requests receive, list, show, acknowledge, identity, approve, hold, release, extend, refuse, withdraw, due, run."""
+"""requests: receive, list, show, every step of their lives, due, run and expire."""
 
 import csv
 import hashlib
@@ -22,6 +22,7 @@ from unlearnd.errors import InputError, UnlearndError
 if TYPE_CHECKING:
     from unlearnd.intake import RowResult
     from unlearnd.ledger.dockets import Entry
+    from unlearnd.requests import Deadline, Duty
 
 F = TypeVar("F", bound=Callable[..., Any])
 by = click.option("--by", "actor", default="operator", show_default=True, metavar="NAME", help="Who decides this.")
@@ -106,7 +107,12 @@ def receive(
                     write_openings(openings, {k: v.as_bytes() for k, v in found.items()}) if openings else None
                 ),
             )
-            print_json([_entry_json(entry) for entry in entries]) if as_json else _print_entries(entries)
+            duties = [store.duty_to_tell(entry, "received") for entry in entries]
+            if as_json:
+                print_json([{**_entry_json(e), "tell": _duty_json(d)} for e, d in zip(entries, duties, strict=True)])
+            else:
+                _print_entries(entries)
+                _say_duty(next(filter(None, duties), None))
             return
         rows, source = _read_rows(listing)
         found = store.receive_rows(rows, source=source, policy=policy, approve=run_now, actor=actor)
@@ -169,6 +175,10 @@ def show(request: str, folder: str | None, as_json: bool) -> None:
         print_tellings(told)
 
 
+_TOLD_OF = {"extend": "extended", "refuse": "refused"}
+"""What the person may have to be told after a step."""
+
+
 def _step(name: str, text: str, *options: Any) -> Callable[[Callable[..., "Entry"]], click.Command]:
     """Make a command that takes one request one step on."""
 
@@ -176,10 +186,12 @@ def _step(name: str, text: str, *options: Any) -> Callable[[Callable[..., "Entry
         def run(request: str, actor: str, folder: str | None, as_json: bool, **given: Any) -> None:
             with opened(folder) as store:
                 entry = work(store, request, actor, **given)
+                duty = store.duty_to_tell(entry, _TOLD_OF[name]) if name in _TOLD_OF else None
             if as_json:
-                print_json(_entry_json(entry))
+                print_json({**_entry_json(entry), "tell": _duty_json(duty)})
             else:
                 click.echo(f"Request {entry.id[:12]} is {entry.state.replace('_', ' ')}; {_due_sentence(entry)}.")
+                _say_duty(duty)
 
         command: Callable[..., None] = run
         for option in options:
@@ -297,17 +309,23 @@ def due(within: str, folder: str | None, as_json: bool) -> None:
     late = sum(deadline.late for deadline in found)
     if as_json:
         print_json(
-            [{"request": d.entry.id, "what": d.what, "by": d.by, "late": d.late, "state": d.entry.state} for d in found]
+            [
+                {
+                    **{"request": d.entry.id, "what": d.what, "by": d.by, "late": d.late, "state": d.entry.state},
+                    "counts_as": d.counts_as or None,
+                }
+                for d in found
+            ]
         )
     elif found:
         print_table(
             ("request", "owed", "by", "", "state", "policy"),
-            [(d.entry.id[:12], d.what, d.by, "LATE" if d.late else "", d.entry.state, d.entry.policy) for d in found],
+            [(d.entry.id[:12], d.what, d.by, _lateness(d), d.entry.state, d.entry.policy) for d in found],
         )
     else:
         click.echo(f"Nothing is owed within {within}.")
     if late:
-        note(f"unlearnd: {counted(late, 'answer')} late")
+        note(f"unlearnd: {counted(late, 'request')} late")
         click.get_current_context().exit(1)
 
 
@@ -339,6 +357,8 @@ def run(
             device=device,
             watch=watch,
         )
+        first = store.request(done.outcomes[0].request) if done.outcomes else None
+        duty = store.duty_to_tell(first, "completed") if first else None
     if as_json:
         print_json(
             {
@@ -352,8 +372,26 @@ def run(
         click.echo(f"Carried out {counted(len(done.outcomes), 'request')}: {counted(lost, 'point')} erased.")
         if done.builds:
             click.echo(trained_sentence(done.builds, "Retrained"))
+        _say_duty(duty)
     if done.held:
         note(f"{counted(len(done.held), 'request')} put on hold by a plugin: see `unlearnd requests list`.")
+
+
+@requests.command()
+@click.option("--dry-run", is_flag=True, help="Only say which.")
+@store_option
+def expire(dry_run: bool, folder: str | None, as_json: bool) -> None:
+    """Take away what ties closed requests to a person, once their policy's keeping time is over.
+
+    Ids, states, dates and receipts stay, and so does the log: they hold no personal data.
+    """
+    with opened(folder) as store:
+        found = store.expire_requests(dry_run=dry_run)
+    if as_json:
+        print_json({"requests": [entry.id for entry in found], "dry_run": dry_run})
+    else:
+        done = "would be untied" if dry_run else "untied"
+        click.echo(f"{counted(len(found), 'request')} past the keeping time {done}.")
 
 
 def read_span(text: str) -> timedelta:
@@ -422,6 +460,22 @@ def _print_entries(entries: "list[Entry]") -> None:
         ("request", "asked", "state", "policy", "received", "due", "requester"),
         [(e.id[:12], e.asked, e.state, e.policy, e.received_at, _due(e), e.requester) for e in entries],
     )
+
+
+def _lateness(deadline: "Deadline") -> str:
+    if deadline.counts_as:
+        return f"LATE: counts as {deadline.counts_as}"
+    return "LATE" if deadline.late else ""
+
+
+def _duty_json(duty: "Duty | None") -> dict[str, Any] | None:
+    return None if duty is None else asdict(duty)
+
+
+def _say_duty(duty: "Duty | None") -> None:
+    if duty is not None:
+        state = f", stating {', '.join(code.replace('_', ' ') for code in duty.state)}" if duty.state else ""
+        note(f"Tell the person that it was {duty.of}{state} ({duty.cite}).")
 
 
 def _due(entry: "Entry") -> str:

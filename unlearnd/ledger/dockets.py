@@ -279,6 +279,27 @@ def transitions_between(ledger: Ledger, begin: str, end: str) -> list[tuple[str,
         return [(row[0], Transition(*row[1:])) for row in connection.exec_driver_sql(sql, (begin, end))]
 
 
+def closed_and_tied(ledger: Ledger) -> list[Entry]:
+    """Return the closed requests that still say who they are about, or who did what."""
+    marks = ",".join("?" * len(CLOSED))
+    with ledger.read() as connection:
+        rows = connection.exec_driver_sql(f"{_ENTRY} WHERE state IN ({marks}) AND moves > 0 ORDER BY leaf", CLOSED)
+        return [entry for entry in map(_entry, rows) if entry.closed_at is not None]
+
+
+def untie(connection: Connection, ids: Sequence[str]) -> None:
+    """Take away what ties closed requests to a person: handles, references, commitments, who decided what and why."""
+    one = [(request_id,) for request_id in ids]
+    many(connection, "DELETE FROM transition WHERE request_id = ?", one)
+    many(
+        connection,
+        "UPDATE docket SET handle = NULL, reference = NULL, commitment = NULL, nonce = NULL, identity = '', "
+        "hold_basis = NULL, hold_approver = NULL, hold_review = NULL, moves = 0 WHERE id = ?",
+        one,
+    )
+    many(connection, "UPDATE request SET handle = NULL, commitment = NULL WHERE id = ?", one)
+
+
 def suppress(connection: Connection, handles: Iterable[bytes], since: str) -> None:
     """Put users on the list of those whose data is not taken in again."""
     many(
