@@ -189,7 +189,9 @@ def finish_erasures(store: Opened) -> int:
 
 def _begin(store: Opened, ids: Sequence[str], actor: str) -> bool:
     """Carry out approved requests together; False when one of them no longer is."""
-    for entry in (requests.entry_named(store.ledger, request_id) for request_id in ids):
+    with store.ledger.read() as connection:
+        entries = dockets.by_ids(connection, ids)
+    for entry in entries.values():
         if entry.asked == "dataset":
             check_nobody_held(store, str(entry.dataset))
     begun = begin_erasure(store.ledger, ids, store.clock(), actor)
@@ -223,13 +225,10 @@ def _not_erased_yet(store: Opened, targets: Sequence[Target]) -> tuple[list[Targ
     asked = erasures.last_requests(store.ledger, handles, single)
     alive = points.user_keys(store.ledger, handles).keys()
     # Positions are never given twice, so a point that was erased is gone for good.
-    new = [
-        target
-        for target in targets
-        if target not in asked
-        or target in alive
-        or (target in single and not outcome_of(store.ledger, asked[target]).found)
-    ]
+    tried = [target for target in single if target in asked]
+    outcomes = outcomes_of(store.ledger, [asked[target] for target in tried])
+    in_vain = {target for target, outcome in zip(tried, outcomes, strict=True) if not outcome.found}
+    new = [target for target in targets if target not in asked or target in alive or target in in_vain]
     return new, list(alive)
 
 

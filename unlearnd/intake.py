@@ -13,8 +13,9 @@ from unlearnd.errors import InputError, UnlearndError
 from unlearnd.keys import Keys
 from unlearnd.leases import Clock
 from unlearnd.ledger import Ledger
+from unlearnd.ledger.dockets import Entry
 from unlearnd.policy import Policy
-from unlearnd.requests import Asked, draft, receive
+from unlearnd.requests import Asked, draft, receive_drafts
 
 COLUMNS = ("user", "received", "due", "ground", "requester", "identity")
 LOT = 1000
@@ -51,17 +52,16 @@ def receive_rows(
     results: list[RowResult] = []
     for lot in _lots(enumerate(rows, start=1)):
         now = clock()
-        asked: list[tuple[int, Asked]] = []
+        drafts: list[tuple[int, Entry]] = []
         bad: dict[int, str] = {}
         for number, row in lot:
             try:
-                one = _asked(keys, row, source, number)
-                draft(one, policy, now)
-                asked.append((number, one))
+                drafts.append((number, draft(_asked(keys, row, source, number), policy, now)))
             except UnlearndError as error:
                 bad[number] = str(error)
-        entries = receive(ledger, [one for _, one in asked], policy, now, actor, approve=approve) if asked else []
-        found = {number: entry for (number, _), entry in zip(asked, entries, strict=True)}
+        usable = [entry for _, entry in drafts]
+        entries = receive_drafts(ledger, usable, policy, now, actor, approve=approve) if usable else []
+        found = {number: entry for (number, _), entry in zip(drafts, entries, strict=True)}
         for number, _ in lot:
             entry = found.get(number)
             if entry is None:

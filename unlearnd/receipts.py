@@ -6,6 +6,7 @@ signed, and parsed by a verifier are the same bytes. See docs/reference/evidence
 
 import base64
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 RECEIPT_TYPE = "application/vnd.unlearnd.receipt.v1+json"
 OPENING_TYPE = "application/vnd.unlearnd.opening.v1+json"
 MOST_BYTES = 65_535
+_MOST_EXACT = 2**53 - 1
 _PER_LEAF = 100
 
 
@@ -38,7 +40,25 @@ class Detail:
 
 def canonical(value: Any) -> bytes:
     """Return the RFC 8785 bytes of a value without floats."""
+    if _is_plain(value):
+        # Of such values the standard library writes the same bytes, and ten times as fast.
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
     return bytes(rfc8785.dumps(value))
+
+
+def _is_plain(value: Any) -> bool:
+    """Say whether a value is one in which RFC 8785 and sorted JSON agree: exact types, small integers, ASCII alone.
+
+    Beyond ASCII, keys are sorted otherwise, and half a character is an error that has to be told.
+    """
+    kind = type(value)
+    if kind is str:
+        return bool(value.isascii())
+    if kind is dict:
+        return all(type(key) is str and key.isascii() for key in value) and all(map(_is_plain, value.values()))
+    if kind is list or kind is tuple:
+        return all(map(_is_plain, value))
+    return value is None or kind is bool or (kind is int and -_MOST_EXACT <= value <= _MOST_EXACT)
 
 
 def make_payload(kind: str, predicate: Mapping[str, Any], artifact: tuple[str, Digest] | None = None) -> bytes:

@@ -23,7 +23,7 @@ from unlearnd.hookspecs import Petition
 from unlearnd.keys import draw_id, draw_nonce
 from unlearnd.ledger import Ledger, dockets
 from unlearnd.ledger.connection import stamp
-from unlearnd.ledger.dockets import CLOSED, UNDER_WAY, Entry, Moved, Transaction
+from unlearnd.ledger.dockets import CLOSED, UNDER_WAY, Entry, Moved, Transaction, Transition
 from unlearnd.ledger.log import append
 from unlearnd.policy import DEFAULT, Policy, codes, load_policy, policy_from_json
 from unlearnd.statements import (
@@ -214,14 +214,8 @@ def enter_drafts(
         state = rule.after
     ready = [replace(e, leaf=first + n, state=state, moves=len(steps)) for n, e in enumerate(drafts)]
     dockets.enter(connection, ready)
-    dockets.note(
-        connection,
-        (
-            (number, Moved(replace(entry, state=before), action, after, at, actor))
-            for entry in ready
-            for number, (action, before, after) in enumerate(steps)
-        ),
-    )
+    taken = [Transition(number, at, *step, actor, "", "") for number, step in enumerate(steps)]
+    dockets.note(connection, ((entry.id, step) for entry in ready for step in taken))
     return ready
 
 
@@ -233,11 +227,17 @@ def receive(
     One that was given before, by its reference, is returned as it is. A second request about somebody whose first is
     still open is a duplicate of it. With `approve`, those whose identity was checked, or need not be, are approved.
     """
+    return receive_drafts(ledger, [draft(asked, policy, now) for asked in given], policy, now, actor, approve=approve)
+
+
+def receive_drafts(
+    ledger: Ledger, drafts: Sequence[Entry], policy: Policy, now: datetime, actor: str, *, approve: bool = False
+) -> list[Entry]:
+    """Record requests that were drafted under a policy just now, as `receive` does."""
     at = stamp(now)
-    drafts = [draft(asked, policy, now) for asked in given]
     check_actor(actor)
     with ledger.write() as connection:
-        references = [asked.reference for asked in given if asked.reference is not None]
+        references = [entry.reference for entry in drafts if entry.reference is not None]
         known = dockets.by_references(connection, references) if references else {}
         open_ = dockets.open_by_handles(connection, [e.handle for e in drafts if e.handle is not None])
         others = dockets.open_of_others(connection)
@@ -416,13 +416,17 @@ def advance(
     at = stamp(now)
     for action in actions:
         rule = TRANSITIONS[action]
-        moves = []
+        moves: list[Moved] = []
+        leaves: list[bytes] = []
         for entry in dockets.by_ids(connection, [entry.id for entry in entries]).values():
             if entry.state in rule.before:
-                policy = policy_of_digest(connection, entry.policy_digest) or load_policy(DEFAULT)
-                changes, leaves = _resumed(entry, policy, now) if rule.leaf == "resumed" else ({}, [])
-                append(connection, leaves)
+                changes: dict[str, Any] = {}
+                if rule.leaf == "resumed" and entry.paused_at is not None:
+                    policy = policy_of_digest(connection, entry.policy_digest) or load_policy(DEFAULT)
+                    changes, said = _resumed(entry, policy, now)
+                    leaves += said
                 moves.append(Moved(entry, action, rule.after, at, actor, changes=changes))
+        append(connection, leaves)
         dockets.move(connection, moves)
 
 

@@ -120,6 +120,8 @@ class KeptPolicy:
 
 
 _COLUMNS = tuple(field.name for field in fields(Entry))
+_BLOBS = tuple(_COLUMNS.index(name) for name in ("handle", "reference", "nonce"))
+_EXTENDED = _COLUMNS.index("extended")
 _ENTRY = f"SELECT {', '.join(_COLUMNS)} FROM docket"
 
 
@@ -176,19 +178,27 @@ def move(connection: Connection, moves: Sequence[Moved]) -> None:
                 for one in alike
             ],
         )
-    note(connection, [(one.entry.moves, one) for one in moves])
+    note(
+        connection,
+        [
+            (
+                one.entry.id,
+                Transition(
+                    one.entry.moves, one.at, one.action, one.entry.state, one.after, one.actor, one.why, one.cite
+                ),
+            )
+            for one in moves
+        ],
+    )
 
 
-def note(connection: Connection, numbered: Iterable[tuple[int, Moved]]) -> None:
-    """Write the rows of transitions, each under its number in the life of its request."""
+def note(connection: Connection, steps: Iterable[tuple[str, Transition]]) -> None:
+    """Write the rows of transitions, each with the request it is of."""
     many(
         connection,
         "INSERT INTO transition (request_id, number, at, action, before, after, actor, why, cite) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [
-            (one.entry.id, number, one.at, one.action, one.entry.state, one.after, one.actor, one.why, one.cite)
-            for number, one in numbered
-        ],
+        [(request_id, s.number, s.at, s.action, s.before, s.after, s.actor, s.why, s.cite) for request_id, s in steps],
     )
 
 
@@ -335,8 +345,9 @@ def _select_many(connection: Connection, column: str, wanted: Sequence[Any]) -> 
 
 
 def _entry(row: Any) -> Entry:
-    blobs = {
-        name: None if row._mapping[name] is None else bytes(row._mapping[name])
-        for name in ("handle", "reference", "nonce")
-    }
-    return Entry(**{**row._mapping, **blobs, "extended": bool(row.extended)})
+    values = list(row)
+    for place in _BLOBS:
+        if values[place] is not None:
+            values[place] = bytes(values[place])
+    values[_EXTENDED] = bool(values[_EXTENDED])
+    return Entry(*values)

@@ -160,12 +160,11 @@ def last_requests(
     """Return the newest request about each user or point that has one."""
     newest: dict[bytes | tuple[str, int] | tuple[str, str], Request] = {}
     with ledger.read() as connection:
-        for handle in handles:
-            row = connection.exec_driver_sql(
-                f"{_REQUEST} WHERE handle = ? ORDER BY leaf DESC LIMIT 1", (handle,)
-            ).one_or_none()
-            if row:
-                newest[handle] = _request(row)
+        for found in map(_request, select_many(connection, f"{_REQUEST} WHERE handle", handles)):
+            assert found.handle is not None
+            before = newest.get(found.handle)
+            if before is None or before.leaf < found.leaf:
+                newest[bytes(found.handle)] = found
         for point in points:
             row = connection.exec_driver_sql(
                 f"{_REQUEST} WHERE dataset = ? AND position = ? ORDER BY leaf DESC LIMIT 1", point
