@@ -24,6 +24,7 @@ NAMES = (
     "executors",
     "growth",
     "baseline",
+    "queue",
 )
 
 

@@ -15,7 +15,7 @@ from unlearnd.store import Store
 
 def run(quick: bool) -> list[Line]:
     """Build the paper's Purchase shape (600 binary features) cut into S = 100, R = 20; every state is saved."""
-    shards, slices, rows, repeats = (20, 10, 20_000, 2) if quick else (100, 20, 200_000, 3)
+    shards, slices, rows, repeats = (20, 10, 20_000, 2) if quick else (100, 20, 200_000, 1)
     generator = np.random.Generator(np.random.PCG64(3))
     x = (generator.random((rows, 600), dtype=np.float32) < 0.1).astype(np.uint8)
     y = (x[:, :300].sum(axis=1) > x[:, 300:].sum(axis=1)).astype(np.int64)

@@ -131,6 +131,46 @@ def test_a_plugin_that_fails_is_asked_again_and_one_that_answers_comes_before_th
     assert [told.outcome for told in store.tell_recipients()] == ["written"]
 
 
+TELLER = """
+import sys, time
+from dataclasses import replace
+import pluggy, unlearnd
+from unlearnd import hookimpl, hookspecs
+class Mail:
+    @hookimpl
+    def recipient_told(self, recipient, model):
+        with open(sys.argv[2], "a") as file:
+            file.write(recipient + chr(10))
+        time.sleep(0.2)
+        return "sent"
+with unlearnd.open_store(sys.argv[1]) as store:
+    manager = pluggy.PluginManager("unlearnd")
+    manager.add_hookspecs(hookspecs)
+    manager.register(Mail(), name="mail")
+    store.plugins = replace(store.plugins, manager=manager)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print(len(store.tell_recipients()))
+"""
+
+
+@pytest.mark.both_databases
+def test_two_who_tell_at_once_tell_everybody_once(store: Store, start_python: Any, tmp_path: Path) -> None:
+    names = [f"Company {number}" for number in range(4)]
+    for name in names:
+        store.add_recipient(name, model="m")
+    store.erase(["u1"], build=False)
+    tellers = [start_python(TELLER, store.folder, tmp_path / "sent") for _ in range(2)]
+    for teller in tellers:
+        assert teller.stdout.readline() == "ready\n"
+    for teller in tellers:
+        teller.stdin.write("go\n")
+        teller.stdin.flush()
+    said = [teller.communicate(timeout=60) for teller in tellers]
+    assert sorted(out.strip() for out, _ in said) == ["0", "4"], said
+    assert sorted((tmp_path / "sent").read_text().splitlines()) == names
+
+
 def test_who_has_a_model_is_recorded_once_and_unknown_ones_are_refused(store: Store, hands: Hands) -> None:
     first = store.add_recipient("Acme Ltd", model="m", given=date(2026, 5, 1))
     assert store.add_recipient("Acme Ltd", model="m") == first

@@ -139,6 +139,38 @@ def test_a_kill_in_an_erasure_loses_nothing_in_a_bucket(
     assert len(receipts) == 1
 
 
+def test_what_a_killed_builder_left_in_the_bucket_is_gone_after_the_next_build(
+    far_store: Store, people: Any, add: Any, fit: Any, digests: Any, seaweed: Seaweed, bucket: str
+) -> None:
+    add(far_store, people())
+    fit(far_store)
+    before = digests(far_store)
+    far_store.erase(["u3"], build=False)
+    left = [f"checkpoints/m/{shard:04d}/left-behind.safetensors" for shard in (1, 2, 3)]
+    for name in left:
+        far_store.storage.write(name, b"made by somebody who was killed")
+    far_store.build(["m"])
+    assert digests(far_store).keys() == before.keys()
+    # The sweep is of the shards that are built; the others are whole, and nobody was at work on them.
+    rebuilt = {shard for (shard, slice_), digest in digests(far_store).items() if before[shard, slice_] != digest}
+    assert rebuilt
+    still = {name for name in left if f"shop/{name}" in keys_in(seaweed, bucket)}
+    assert still == {name for name in left if int(name.split("/")[2]) not in rebuilt}
+
+
+def test_states_wait_for_storage_only_as_long_as_there_is_room(
+    far_store: Store, new_store: Any, people: Any, add: Any, fit: Any, digests: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near = new_store("near")
+    for store in (far_store, near):
+        add(store, people())
+    fit(near)
+    # No room at all: every step waits until the one before is saved.
+    monkeypatch.setattr("unlearnd.build.WAITING_BYTES", 0)
+    fit(far_store)
+    assert digests(far_store) == digests(near)
+
+
 def test_workers_reach_the_bucket_by_themselves(
     far_store: Store, people: Any, add: Any, fit: Any, digests: Any, new_store: Any
 ) -> None:

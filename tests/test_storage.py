@@ -143,6 +143,22 @@ def test_one_failure_among_many_writes_is_told(local: Storage, tmp_path: Path) -
         local.write_many([(name, [b"x"]) for name in ("fine", "taken", "fine too")])
 
 
+def test_one_failure_among_hundreds_is_told_by_its_name_and_leaves_no_part(small_disk: Path) -> None:
+    storage = Storage(str(small_disk / "root"))
+    storage.create()
+    objects = {f"many/{number:03d}": [b"x"] for number in range(200)} | {"many/large": [b"x" * 1_000_000]}
+    with pytest.raises(StorageError, match="many/large: the disk is full"):
+        storage.write_many(objects.items())
+    assert storage.list("many") == []
+
+
+def test_several_folders_are_listed_as_one_by_one(storage: Storage) -> None:
+    for name in ("a/1", "a/2", "b/1", "ab/1"):
+        storage.write(name, b"x")
+    assert storage.list_many(["a", "b", "c"]) == [["a/1", "a/2"], ["b/1"], []]
+    assert storage.list_many([]) == []
+
+
 def test_a_reader_never_sees_half_an_object(local: Storage) -> None:
     old, new = b"a" * 2_000_000, b"b" * 2_000_000
     local.write("x", old)

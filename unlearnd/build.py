@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from unlearnd.checkpoints import (
     Standing,
-    destroy_all_but,
     encode_state,
+    folder_of,
     path_of,
     read_state,
     read_states,
@@ -51,6 +51,8 @@ Trained = tuple[int, int, State, int, float]
 
 GROUP_BYTES = 1 << 30
 GROUP_SHARDS = 32
+WAITING_BYTES = 256 << 20
+"""Of states that are trained and not saved yet."""
 _GIVE_WAY = 0.25
 
 
@@ -366,10 +368,7 @@ class _Group:
         """Train what is missing, slice by slice, all shards that lack a slice together."""
         if not self._standings:
             return
-        for shard in self._standings:
-            # What a builder that was killed, or lost its lease, wrote and could not enter.
-            known = {checkpoint.path for checkpoint in models.checkpoints_of(self._ledger, self._model.id, shard)}
-            destroy_all_but(self._storage, self._model.name, shard, known, Overlooked())
+        self._sweep()
         reached_by = {k: s.checkpoint for k, s in self._standings.items() if s.checkpoint and self._model.sliceable}
         self._states.update(zip(reached_by, read_states(self._storage, list(reached_by.values())), strict=True))
         for shard in self._standings:
@@ -389,6 +388,14 @@ class _Group:
         finally:
             writer.close()
         writer.check()
+
+    def _sweep(self) -> None:
+        """Destroy what a builder that was killed, or lost its lease, wrote and could not enter."""
+        alone = next(iter(self._standings)) if len(self._standings) == 1 else None
+        known = {checkpoint.path for checkpoint in models.checkpoints_of(self._ledger, self._model.id, alone)}
+        folders = [folder_of(self._model.name, shard) for shard in self._standings]
+        there = [path for listed in self._storage.list_many(folders) for path in listed]
+        self._storage.destroy([path for path in there if path not in known], Overlooked())
 
     def _saved(self, trained: Sequence[Trained]) -> list[Trained]:
         """Return what of a step is to be saved; the cost of what is not goes to the next that is."""
@@ -514,17 +521,27 @@ class _Group:
 
 
 class _Writer:
-    """Saves states in the background, in order; what goes wrong surfaces at the next `put` or at the end."""
+    """Saves states in the background, in order; what goes wrong surfaces at the next `put` or at the end.
+
+    Early slices train quicker than their states are saved, late ones slower: what waits is bounded by its bytes, so
+    that the late ones have something to save beside them.
+    """
 
     def __init__(self, enter: Callable[[Sequence[Trained]], None]) -> None:
         self._enter = enter
-        self._queue: queue.Queue[Sequence[Trained] | None] = queue.Queue(maxsize=2)
+        self._queue: queue.Queue[Sequence[Trained] | None] = queue.Queue()
+        self._room = threading.Condition()
+        self._waiting = 0
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="checkpoint writer")
         self._thread.start()
 
     def put(self, trained: Sequence[Trained]) -> None:
-        """Hand over states; wait where two lots are waiting already."""
+        """Hand over states; wait while there are too many bytes of earlier ones."""
+        size = _size_of(trained)
+        with self._room:
+            self._room.wait_for(lambda: self._failure or not self._waiting or self._waiting + size <= WAITING_BYTES)
+            self._waiting += size
         self.check()
         self._queue.put(trained)
 
@@ -545,3 +562,10 @@ class _Writer:
                     self._enter(trained)
                 except BaseException as failure:
                     self._failure = failure
+            with self._room:
+                self._waiting -= _size_of(trained)
+                self._room.notify()
+
+
+def _size_of(trained: Sequence[Trained]) -> int:
+    return sum(value.nbytes for _, _, state, _, _ in trained for value in state.values())

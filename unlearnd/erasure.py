@@ -14,9 +14,10 @@ before the next begins and can be taken again; whoever comes next carries on wit
 """
 
 import posixpath
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from unlearnd.leases import Clock, SteadyClock, hold
 from unlearnd.ledger import Ledger, dockets, erasures, models, points
 from unlearnd.ledger.connection import moment_from, stamp
 from unlearnd.ledger.dockets import Entry
-from unlearnd.ledger.erasures import Erasure, Marking, Request
+from unlearnd.ledger.erasures import Erasure, Marking, ObjectVersion, Request
 from unlearnd.ledger.leases import build_lease, data_lease, ingest_lease
 from unlearnd.ledger.log import append
 from unlearnd.ledger.points import Holding, Segment
@@ -349,16 +350,25 @@ def _conclude(translog: Translog, plugins: Mapping[str, str], erasure_id: str, n
         entries = dockets.by_ids(connection, [request.id for request in requests])
     changed = [(model, shards_of(model) if model in retired else _lost_by(erasure, model)) for model in concerned]
     accounts = {model.name: _Account(ledger, model, names[model.dataset_id], shards) for model, shards in changed}
+    seen_by = cache(partial(_seen_by, destroyed))
+
+    @cache
+    def concerning(
+        lost: frozenset[tuple[str, int]], whole: frozenset[str], mine: tuple[str, ...]
+    ) -> list[ObjectVersion]:
+        return [one for one in versions if _belongs(one.name, lost, mine, whole)]
+
     for request in requests:
         assert request.outcome is not None
         erased = request.outcome["erased"]
         slices = request.outcome["slices"]
-        gone_whole = set(request.outcome.get("retired", ()))
-        seen = _seen_by(destroyed, slices, gone_whole)
-        lost = {(entry["dataset"], entry["shard"]) for entry in slices}
+        gone_whole = frozenset(request.outcome.get("retired", ()))
+        # Who is carried out together shares most of what is said below: many requests, few places.
+        seen = seen_by(frozenset((e["dataset"], e["shard"], e["slice"]) for e in slices), gone_whole)
+        lost = frozenset((entry["dataset"], entry["shard"]) for entry in slices)
         lossy = {dataset for dataset, _ in lost}
         mine = [model for model in concerned if names[model.dataset_id] in lossy or model.name in gone_whole]
-        objects = [one for one in versions if _belongs(one.name, lost, [model.name for model in mine], gone_whole)]
+        objects = concerning(lost, gone_whole, tuple(model.name for model in mine))
         outcomes[request.id] = {
             **{name: value for name, value in request.outcome.items() if name != "erased"},
             "checkpoints": seen,
@@ -425,7 +435,7 @@ class _Account:
             s.shard: cost_of(model.spec, model.sliceable, counts, s.shard, s.slices, s.prefix) for s in self._found
         }
 
-    def serving(self, lost: set[tuple[str, int]]) -> list[tuple[str, int, int, str]]:
+    def serving(self, lost: Set[tuple[str, int]]) -> list[tuple[str, int, int, str]]:
         """Return how far the constituents that lost points are in service; of a retired model, none of them is."""
         return [
             (self._name, s.shard, s.prefix, s.checkpoint.recipe if s.checkpoint else "")
@@ -433,7 +443,7 @@ class _Account:
             if self._retired or (self._dataset, s.shard) in lost
         ]
 
-    def entry(self, lost: set[tuple[str, int]]) -> tuple[str, str, str, str, int, int]:
+    def entry(self, lost: Set[tuple[str, int]]) -> tuple[str, str, str, str, int, int]:
         """Return how much the shards that lost points must train again, and what all of them would take."""
         again = sum(rest for shard, rest in self._rest.items() if (self._dataset, shard) in lost)
         return self._name, self._dataset, self._spec, self._replay, 0 if self._retired else again, self._scratch
@@ -656,18 +666,17 @@ def _destroy_tainted(
 
 
 def _seen_by(
-    destroyed: Sequence[Mapping[str, Any]], slices: Sequence[Mapping[str, Any]], whole: set[str]
+    destroyed: Sequence[Mapping[str, Any]], slices: frozenset[tuple[str, int, int]], whole: frozenset[str]
 ) -> list[dict[str, Any]]:
     """Return those destroyed checkpoints that had seen one of these slices, or are of a model that went whole."""
+    first: dict[tuple[str, int], int] = {}
+    for dataset, shard, slice_ in slices:
+        first[dataset, shard] = min(slice_, first.get((dataset, shard), slice_))
     return [
         {name: value for name, value in checkpoint.items() if name != "dataset"}
         for checkpoint in destroyed
         if checkpoint["model"] in whole
-        or any(
-            (lost["dataset"], lost["shard"]) == (checkpoint["dataset"], checkpoint["shard"])
-            and lost["slice"] <= checkpoint["slice"]
-            for lost in slices
-        )
+        or first.get((checkpoint["dataset"], checkpoint["shard"]), checkpoint["slice"] + 1) <= checkpoint["slice"]
     ]
 
 
@@ -710,7 +719,7 @@ def _settle(ledger: Ledger, storage: Storage, erasure_id: str, now: datetime) ->
         erasures.versions_destroyed(ledger, erasure_id, open_ones - there, still, now)
 
 
-def _belongs(name: str, lost: set[tuple[str, int]], concerned: Iterable[str], whole: set[str]) -> bool:
+def _belongs(name: str, lost: frozenset[tuple[str, int]], concerned: Sequence[str], whole: frozenset[str]) -> bool:
     """Say whether an object is of a shard that lost points, a constituent trained on it, or a model gone whole."""
     kind, owner, shard = name.split("/")[:3]
     if kind == "data":

@@ -9,13 +9,17 @@ somebody was told or could not be.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from unlearnd.errors import InputError, NotFoundError, RefusedError
+from unlearnd.leases import Clock, hold
 from unlearnd.ledger import Ledger, dockets, erasures, models, points, recipients
 from unlearnd.ledger.connection import stamp
 from unlearnd.ledger.erasures import Request
+from unlearnd.ledger.leases import telling_lease
 from unlearnd.ledger.recipients import Notice, Recipient
+from unlearnd.plugins import Plugins
 from unlearnd.policy import DEFAULT, TellRecipients, load_policy
 from unlearnd.requests import policy_of_digest
 
@@ -74,6 +78,26 @@ def tellings(ledger: Ledger, erasure_id: str | None = None) -> list[Telling]:
                 said = told.get((erasure, recipient.id), Notice(erasure, recipient.id, "", "", ""))
                 found.append((ended, Telling(recipient, erasure, mine, said.outcome, said.reason, said.at)))
     return [telling for _, telling in sorted(found, key=lambda pair: (pair[0], pair[1].erasure))]
+
+
+def tell(ledger: Ledger, plugins: Plugins, folder: Path, clock: Clock) -> list[Telling]:
+    """Have plugins tell everybody who is still to be told; return those, with what came of it.
+
+    One at a time: whoever begins while another is at it waits, and then looks at what is left, so that nobody is told
+    twice.
+    """
+    with hold(ledger, [telling_lease()], clock):
+        owed = [one for one in tellings(ledger) if one.owed]
+        for one in owed:
+            whom = one.recipient
+            outcome, by = plugins.tell(whom.name, whom.model, one.erasure, one.requests, folder)
+            try:
+                check_excuse(ledger, one, outcome)
+            except RefusedError:
+                outcome = "failed"
+            record(ledger, [(one, outcome, by)], clock())
+    asked = {(one.erasure, one.recipient.id) for one in owed}
+    return [one for one in tellings(ledger) if (one.erasure, one.recipient.id) in asked]
 
 
 def recipient_named(ledger: Ledger, given: str) -> Recipient:

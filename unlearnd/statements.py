@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from unlearnd.digests import Digest, digest_of_json
@@ -254,8 +255,8 @@ def erasure_done(said: ErasureStatement) -> tuple[bytes, Detail]:
             }
         )
     )
-    before = [[dataset, shard, slice_, root] for dataset, shard, slice_, _, root, _ in said.slices]
-    after = [[dataset, shard, slice_, root] for dataset, shard, slice_, _, _, root in said.slices]
+    before = tuple((dataset, shard, slice_, root) for dataset, shard, slice_, _, root, _ in said.slices)
+    after = tuple((dataset, shard, slice_, root) for dataset, shard, slice_, _, _, root in said.slices)
     predicate: dict[str, Any] = {
         "storeId": said.store_id,
         "requestId": said.request_id,
@@ -271,12 +272,12 @@ def erasure_done(said: ErasureStatement) -> tuple[bytes, Detail]:
         "influenceRemovedAt": to_the_minute(said.influence_removed_at),
         "userCommitment": said.user_commitment,
         "erased": {"points": len(said.erased), "root": root_of(map(bytes.fromhex, said.erased)).hex()},
-        "slices": {"count": len(said.slices), "before": root_of_lines(before), "after": root_of_lines(after)},
+        "slices": {"count": len(said.slices), "before": _root_once(before), "after": _root_once(after)},
         "checkpoints": {
-            "destroyed": {"count": len(said.destroyed), "root": root_of_lines(map(list, said.destroyed))},
-            "serving": {"count": len(said.serving), "root": root_of_lines(map(list, said.serving))},
+            "destroyed": {"count": len(said.destroyed), "root": _root_once(tuple(said.destroyed))},
+            "serving": {"count": len(said.serving), "root": _root_once(tuple(said.serving))},
         },
-        "models": {"count": len(said.models), "root": root_of_lines(map(list, said.models))},
+        "models": {"count": len(said.models), "root": _root_once(tuple(said.models))},
         "samples": {
             "retrain": sum(entry[4] for entry in said.models),
             "fromScratch": sum(entry[5] for entry in said.models),
@@ -294,6 +295,12 @@ def erasure_done(said: ErasureStatement) -> tuple[bytes, Detail]:
             "kept": {"count": len(kept), "root": root_of_lines(kept)},
         }
     return make_payload("erasure", predicate, ("detail", detail.digest)), detail
+
+
+@lru_cache(maxsize=256)
+def _root_once(entries: tuple[tuple[str | int, ...], ...]) -> Digest:
+    """Return the root over entries; requests that are carried out together have most of their lists in common."""
+    return root_of_lines(map(list, entries))
 
 
 def _shown(name: str) -> str:

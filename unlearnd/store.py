@@ -43,7 +43,7 @@ from unlearnd.opened import Opened
 from unlearnd.overview import DatasetStatus, ModelStatus, Status, Whereabouts
 from unlearnd.planner import Question
 from unlearnd.policy import DEFAULT, codes
-from unlearnd.recipients import Telling, check_excuse, check_outcome, recipient_named, tellings
+from unlearnd.recipients import Telling, check_excuse, check_outcome, recipient_named, tell, tellings
 from unlearnd.recipients import record as record_tellings
 from unlearnd.report import RequestReport, report_on
 from unlearnd.requests import Asked, Deadline, Duty
@@ -571,17 +571,7 @@ class Store(Opened):
 
     def tell_recipients(self) -> list[Telling]:
         """Have plugins tell every recipient who is still to be told; return those, with what came of it."""
-        owed = [(one.erasure, one.recipient.id) for one in self.tellings() if one.owed]
-        for one in self.tellings():
-            if one.owed:
-                whom, what = one.recipient, one.erasure
-                outcome, by = self.plugins.tell(whom.name, whom.model, what, one.requests, self.folder)
-                try:
-                    check_excuse(self.ledger, one, outcome)
-                except RefusedError:
-                    outcome = "failed"
-                record_tellings(self.ledger, [(one, outcome, by)], self.clock())
-        return [one for one in self.tellings() if (one.erasure, one.recipient.id) in owed]
+        return tell(self.ledger, self.plugins, self.folder, self.clock)
 
     def record_notice(self, recipient_id: str, request_id: str, outcome: str, *, actor: str = "operator") -> Telling:
         """Record what came of telling a recipient of the erasure that carried out a request."""

@@ -28,6 +28,11 @@ def build_lease(model: str, shard: int) -> str:
     return f"build/{model}/{shard}"
 
 
+def telling_lease() -> str:
+    """Return the name of the lease without which nobody tells recipients."""
+    return "recipients"
+
+
 @dataclass(frozen=True)
 class Lease:
     """A lease as somebody holds it."""

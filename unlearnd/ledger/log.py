@@ -175,11 +175,12 @@ def receipt_parts(
     """Return for each receipt its statement and its audit path in the tree of `size` leaves."""
     sql = "SELECT body FROM leaf WHERE number = ?"
     with ledger.read() as connection:
+        node = _nodes_near(connection, [entry.leaf for entry in entries])
         return [
             (
                 entry,
                 bytes(connection.exec_driver_sql(sql, (entry.leaf,)).scalar_one()),
-                prove_inclusion(entry.leaf, size, _node(connection)),
+                prove_inclusion(entry.leaf, size, node),
             )
             for entry in entries
         ]
@@ -209,5 +210,26 @@ def _node(connection: Connection) -> Node:
     def node(level: int, index: int) -> bytes:
         row = connection.exec_driver_sql("SELECT hash FROM node WHERE level = ? AND number = ?", (level, index))
         return bytes(row.scalar_one())
+
+    return node
+
+
+def _nodes_near(connection: Connection, leaves: Sequence[int]) -> Node:
+    """Return a look-up for the audit paths of many leaves, which share most of their nodes: each is read once."""
+    first, last = min(leaves, default=0), max(leaves, default=0)
+    known: dict[tuple[int, int], bytes] = {}
+    if last - first < 4 * len(leaves):
+        # Side by side in the log, as receipts of one erasure are: level by level, rather than one by one.
+        sql = "SELECT number, hash FROM node WHERE level = ? AND number >= ? AND number <= ?"
+        for level in range((last - first + 1).bit_length() + 1):
+            span = ((first >> level) - 1, (last >> level) + 1)
+            rows = connection.exec_driver_sql(sql, (level, *span))
+            known.update(((level, row[0]), bytes(row[1])) for row in rows)
+    one = _node(connection)
+
+    def node(level: int, index: int) -> bytes:
+        if (level, index) not in known:
+            known[level, index] = one(level, index)
+        return known[level, index]
 
     return node

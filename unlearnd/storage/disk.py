@@ -11,12 +11,16 @@ import os
 import posixpath
 import secrets
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 Pieces = Sequence[bytes | memoryview]
 
 # Linux takes 1,024 pieces in one call.
 _AT_ONCE = 512
+# From so many files on, so many are written at a time: more than the checkpoints of a step, which are written while
+# the next one trains and must not take the interpreter from it.
+_MANY, _AT_A_TIME = 64, 8
 
 
 def write_files(files: Sequence[tuple[str, Pieces]]) -> None:
@@ -24,14 +28,20 @@ def write_files(files: Sequence[tuple[str, Pieces]]) -> None:
     temporary: list[tuple[str, str]] = []
     folders: dict[str, None] = {}
     try:
-        for path, pieces in files:
+        for path, _ in files:
             folder, name = posixpath.split(path)
             if folder not in folders:
                 # A new folder is durable once the one above it is.
                 folders.update(dict.fromkeys([folder, *_make_folder(folder)]))
-            part = f"{folder}/.{name}.{secrets.token_hex(4)}.part"
-            temporary.append((part, path))
-            _write_whole(part, path, pieces)
+            temporary.append((f"{folder}/.{name}.{secrets.token_hex(4)}.part", path))
+        whole = [(part, path, pieces) for (part, path), (_, pieces) in zip(temporary, files, strict=True)]
+        if len(files) < _MANY:
+            for one in whole:
+                _write_whole(*one)
+        else:
+            # Each waits for the disk, and what waits together is made durable together.
+            with ThreadPoolExecutor(_AT_A_TIME) as pool:
+                list(pool.map(lambda one: _write_whole(*one), whole))
         while temporary:
             part, path = temporary[-1]
             os.replace(part, path)

@@ -103,13 +103,17 @@ class Bucket:
         except PermissionError:
             raise StorageError(f"the bucket '{bucket}' may not be used with the credentials given") from None
 
-    def put(self, path: str, data: bytes) -> None:
-        """Store an object; large ones go up in parts, and are there only once all parts are."""
+    def put(self, path: str, data: bytes, locked: bool = False) -> None:
+        """Store an object; large ones go up in parts, and are there only once all parts are.
+
+        The signature covers a digest of the bytes, so the server notices what a line changes. A bucket with object lock
+        wants another one besides.
+        """
         bucket, key = _split(path)
         if len(data) > _WHOLE:
             self._put_parts(bucket, key, data)
         else:
-            self._call("put_object", Bucket=bucket, Key=key, Body=data, **_checked(data))
+            self._call("put_object", Bucket=bucket, Key=key, Body=data, **(_checked(data) if locked else {}))
 
     def create(self, path: str, data: bytes) -> bool:
         """Store a small object unless there is one of that name; say whether it was stored."""
@@ -291,7 +295,7 @@ class Bucket:
 
 
 def _checked(data: bytes) -> dict[str, str]:
-    """Return what has the server check a small object; a bucket with object lock takes none without."""
+    """Return what a bucket with object lock has the server check a small object by; it takes none without."""
     if len(data) > _SMALL:
         return {}
     return {"ContentMD5": base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()}
