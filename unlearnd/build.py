@@ -61,12 +61,17 @@ class BuildPlan:
     """What a build would do."""
 
     standings: tuple[Standing, ...]
-    samples: int
-    """Samples to train."""
+    costs: tuple[int, ...]
+    """Samples to train for each of them."""
     from_scratch: int
     """Samples that training everything would take."""
     steps: int
     """Checkpoints to make."""
+
+    @property
+    def samples(self) -> int:
+        """Samples to train."""
+        return sum(self.costs)
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -92,10 +97,10 @@ def plan_build(ledger: Ledger, model: Model, sealing: bool = True) -> BuildPlan:
     found = standings(ledger, model)
     # Points in slices still open count too: a build closes them and trains.
     last = points.generations(ledger, model.dataset_id)[-1].last_slice if sealing else found[0].slices
-    samples = sum(cost_of(model.spec, model.sliceable, counts, s.shard, last, s.prefix) for s in found)
+    costs = tuple(cost_of(model.spec, model.sliceable, counts, s.shard, last, s.prefix) for s in found)
     scratch = sum(cost_of(model.spec, model.sliceable, counts, s.shard, last, 0) for s in found)
     steps = sum(1 for standing in found for slice_ in _steps(model, standing) if model.keeps(slice_))
-    return BuildPlan(tuple(found), samples, scratch, steps)
+    return BuildPlan(tuple(found), costs, scratch, steps)
 
 
 def cost_of(
@@ -272,12 +277,12 @@ def _devices(backend: Backend, device: str) -> list[str]:
 def _tasks(plan: BuildPlan, model: Model, store: str, devices: Sequence[str], workers: int) -> list[Task]:
     """Share the missing shards out to the workers, the longest first, each to whoever has least."""
     loads: list[tuple[int, list[int]]] = [(0, []) for _ in range(min(workers, len(plan.missing)))]
-    by_length = sorted(plan.standings, key=lambda standing: (standing.prefix, standing.shard))
-    for standing in by_length:
+    by_cost = sorted(zip(plan.costs, plan.standings, strict=True), key=lambda pair: (-pair[0], pair[1].shard))
+    for cost, standing in by_cost:
         if not standing.complete:
-            least = min(range(len(loads)), key=lambda i: loads[i][0])
+            least = min(range(len(loads)), key=lambda i: (loads[i][0], len(loads[i][1])))
             load, shards = loads[least]
-            loads[least] = (load + standing.slices**2 - standing.prefix**2, [*shards, standing.shard])
+            loads[least] = (load + cost, [*shards, standing.shard])
     return [
         Task(store, model.name, tuple(sorted(shards)), devices[place % len(devices)])
         for place, (_, shards) in enumerate(loads)

@@ -171,7 +171,11 @@ class Progress:
 
 
 class Executor(Protocol):
-    """A place where tasks run: this process, child processes, a cluster."""
+    """A place where tasks run: this process, child processes, a cluster.
+
+    It may have a method `check(settings)`, which raises where `[executor]` says what it cannot use: called before
+    anything is declared, erased or built with it.
+    """
 
     def __call__(
         self,

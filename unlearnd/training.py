@@ -4,12 +4,13 @@ A declaration fixes what a model is made from, and its seed, for good. What ther
 checkpoints alone (`build`); here is decided how, and when: as asked, else as the store's settings and policy say.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from fractions import Fraction
 from functools import partial
+from typing import Any
 
 from unlearnd.answering import evaluate
 from unlearnd.bases import FOLDER as BASES
@@ -169,7 +170,10 @@ def how_to_build(store: Opened, executor: str | None, workers: int | None, devic
         raise InputError(f"a build needs at least 1 worker, not {count}")
     several = workers is not None and workers > 1 and store.config.executor == "serial"
     chosen = executor or ("processes" if several else store.config.executor)
-    store.plugins.executor(chosen)
+    check: Callable[[Mapping[str, Any]], None] | None = getattr(store.plugins.executor(chosen), "check", None)
+    if check is not None:
+        # Before a model is declared or an erasure begun: what cannot be built with is told at once.
+        check(store.config.executor_options)
     unsaid = (executor, workers, store.config.executor, store.config.workers) == (None, None, "serial", 1)
     return How(chosen, count, device or store.config.device, spread=unsaid)
 

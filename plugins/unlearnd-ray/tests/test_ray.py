@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ import pytest
 
 import unlearnd
 from unlearnd.config import Config
-from unlearnd.errors import InputError, PluginError, RefusedError
+from unlearnd.errors import InputError, NotFoundError, PluginError, RefusedError
 from unlearnd.hookspecs import Task
 from unlearnd.store import Store
 
 # The tests run from a clone too, before the plugin is installed.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from unlearnd_ray import run_ray
 from unlearnd_ray.cluster import Room, _check_there, check_reach
 from unlearnd_ray.driving import _cut
 from unlearnd_ray.settings import RaySettings, check_settings
@@ -206,6 +208,21 @@ def test_a_setting_that_cannot_be_used_is_named(given: dict[str, Any], says: str
     with pytest.raises(InputError) as caught:
         check_settings(given)
     assert says in str(caught.value)
+
+
+def test_settings_that_cannot_be_used_are_told_before_anything_is_declared_or_erased(tmp_path: Path) -> None:
+    with make_store(tmp_path / "store") as store:
+        store.train("there", dataset="d", backend="linear", epochs=1, seed=SEED)
+        store.config = replace(store.config, executor="ray", executor_options={"colour": "red"})
+        store.plugins = replace(store.plugins, executors={**store.plugins.executors, "ray": run_ray})
+        with pytest.raises(InputError, match="colour is no setting of the executor 'ray'"):
+            store.train("m", dataset="d", backend="linear", epochs=1, seed=SEED)
+        with pytest.raises(NotFoundError, match="no model 'm'"):
+            store.checkpoints("m")
+        with pytest.raises(InputError, match="colour is no setting"):
+            store.erase(["u1"])
+        assert store.where_user("u1")
+        assert store.requests() == []
 
 
 def test_a_fraction_of_a_gpu_may_be_asked_for() -> None:
