@@ -6,7 +6,7 @@ PLUGINS := $(wildcard plugins/*/pyproject.toml)
 READY := $(VENV)/.ready
 SOURCES := unlearnd $(wildcard plugins/*/unlearnd_*)
 
-.PHONY: setup demo test lint bench paper clean
+.PHONY: setup demo test test-postgres lint bench paper clean
 
 setup: $(READY)
 
@@ -23,6 +23,11 @@ demo: $(READY)
 # Tests start hundreds of processes: bytecode is written, whatever the environment says, so that none compiles again.
 test: $(READY) lint
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal
+
+# Everything about ledgers once more, with the ledger in PostgreSQL: what `make test` has only samples of.
+test-postgres: $(READY)
+	$(BIN)/python -m pytest -n 3 --dist worksteal --ledger postgresql $(addprefix tests/test_,$(addsuffix .py, \
+		translog requests orders recipients thinning aware transfer flow time ledger))
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -94,10 +94,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Have whole files run on the other database: `make test-postgres` does."""
+    told = "where tests keep ledgers that do not say so themselves"
+    parser.addoption("--ledger", choices=["sqlite", "postgresql"], default="sqlite", help=told)
+
+
 @pytest.fixture
 def database(request: pytest.FixtureRequest) -> str:
-    """Say in which database ledgers are kept: SQLite unless a test is marked `both_databases`."""
-    return getattr(request, "param", "sqlite")
+    """Say in which database ledgers are kept: as `--ledger` says unless a test is marked `both_databases`."""
+    if request.node.get_closest_marker("ledger_file"):
+        return "sqlite"
+    return str(getattr(request, "param", request.config.getoption("--ledger")))
 
 
 @dataclass(frozen=True)

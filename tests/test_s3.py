@@ -171,6 +171,29 @@ def test_states_wait_for_storage_only_as_long_as_there_is_room(
     assert digests(far_store) == digests(near)
 
 
+def test_points_of_the_next_shards_are_fetched_while_these_are_trained(
+    far_store: Store, new_store: Any, people: Any, add: Any, fit: Any, digests: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near = new_store("near")
+    for store in (far_store, near):
+        add(store, people())
+    fit(near, "mlp")
+    monkeypatch.setattr("unlearnd.build.GROUP_SHARDS", 1)
+    ahead: list[str] = []
+    through = far_store.storage.reading_ahead
+
+    def watched(names: Any) -> Any:
+        listed = list(names)
+        ahead.extend(listed)
+        return through(listed)
+
+    monkeypatch.setattr(far_store.storage, "reading_ahead", watched)
+    fit(far_store, "mlp")
+    assert {name.split("/")[2] for name in ahead} == {"0002", "0003"}
+    assert far_store.storage._ahead == {}
+    assert digests(far_store) == digests(near)
+
+
 def test_workers_reach_the_bucket_by_themselves(
     far_store: Store, people: Any, add: Any, fit: Any, digests: Any, new_store: Any
 ) -> None:

@@ -503,6 +503,7 @@ def test_an_audit_replays_a_model_on_a_base_before_and_after_an_erasure(
     check_passes(store)
 
 
+@pytest.mark.ledger_file
 def test_an_audit_finds_features_that_are_missing_changed_or_of_other_rows(
     able_store: Callable[..., Any],
     add: Callable[..., Any],

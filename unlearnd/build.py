@@ -7,9 +7,10 @@ stops, lets go and looks again at what is missing; what it had entered stays.
 """
 
 import queue
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeVar
@@ -52,8 +53,9 @@ Trained = tuple[int, int, State, int, float]
 GROUP_BYTES = 1 << 30
 GROUP_SHARDS = 32
 WAITING_BYTES = 256 << 20
-"""Of states that are trained and not saved yet."""
+"""Of states that are trained and not saved yet, and of points read for the group that is next."""
 _GIVE_WAY = 0.25
+_TURN = 0.0005
 
 
 @dataclass(frozen=True)
@@ -253,7 +255,8 @@ def build_task(ledger: Ledger, storage: Storage, plugins: Plugins, task: Task, c
     model = models.model_named(ledger, task.model)
     dataset = points.dataset_by_id(ledger, model.dataset_id)
     backend = check_backend(plugins, model)
-    for group in _groups(ledger, dataset, backend, task.shards):
+    groups = list(_groups(ledger, dataset, backend, task.shards))
+    for group, following in zip(groups, [*groups[1:], ()], strict=True):
         while True:
             _fill_roots(ledger, storage, dataset, group, clock)
             names = [build_lease(model.name, shard) for shard in group]
@@ -261,11 +264,25 @@ def build_task(ledger: Ledger, storage: Storage, plugins: Plugins, task: Task, c
                 with hold(ledger, names, clock) as held:
                     # Looked at with the lease in hand: an order that destroys the model takes it, too.
                     models.model_in_service(ledger, model.name)
-                    _Group(ledger, storage, backend, model, dataset, group, task.device, held, clock, report).build()
+                    ready = _Group(ledger, storage, backend, model, dataset, group, task.device, held, clock, report)
+                    with storage.reading_ahead(_first_segments(ledger, dataset, following)):
+                        ready.build()
                 break
             except Preempted:
                 # Longer than whoever wants the lease waits between two tries, so that it gets its turn.
                 time.sleep(_GIVE_WAY)
+
+
+def _first_segments(ledger: Ledger, dataset: Dataset, shards: Iterable[int]) -> Iterator[str]:
+    """Yield the slice data of shards, as much as may wait in memory; where it lies may change until they are built."""
+    width = _width(dataset)
+    room = WAITING_BYTES
+    for shard in shards:
+        for segment in points.segments_of(ledger, dataset.id, shard):
+            room -= segment.rows * width
+            if room < 0:
+                return
+            yield segment.path
 
 
 def _devices(backend: Backend, device: str) -> list[str]:
@@ -294,7 +311,7 @@ def _groups(ledger: Ledger, dataset: Dataset, backend: Backend, shards: Sequence
     if not hasattr(backend, "train_many"):
         return [(shard,) for shard in shards]
     counts = points.counts_of(ledger, dataset.id)
-    width = int(np.prod(dataset.shape, dtype=np.int64)) * np.dtype(dataset.dtype).itemsize
+    width = _width(dataset)
     groups: list[list[int]] = [[]]
     size = 0
     for shard in shards:
@@ -305,6 +322,11 @@ def _groups(ledger: Ledger, dataset: Dataset, backend: Backend, shards: Sequence
         groups[-1].append(shard)
         size += here
     return [tuple(group) for group in groups]
+
+
+def _width(dataset: Dataset) -> int:
+    """Return the bytes of a point's features."""
+    return int(np.prod(dataset.shape, dtype=np.int64)) * np.dtype(dataset.dtype).itemsize
 
 
 def _fill_roots(ledger: Ledger, storage: Storage, dataset: Dataset, shards: Iterable[int], clock: Clock) -> None:
@@ -381,6 +403,10 @@ class _Group:
                 seed = step_seed(self._model.seed, shard, 0)
                 self._states[shard] = self._ask(f"shard {shard}", self._sight.initial_state, seed)
         writer = _Writer(self._enter)
+        turns = sys.getswitchinterval()
+        # Training hands the interpreter over at every operation and waits to have it back. What sends states to the
+        # other side of a network has little to do at a time, and need not keep it for longer.
+        sys.setswitchinterval(_TURN)
         try:
             last = max(standing.slices for standing in self._standings.values())
             for slice_ in range(1, last + 1):
@@ -391,6 +417,7 @@ class _Group:
                     if trained:
                         writer.put(trained)
         finally:
+            sys.setswitchinterval(turns)
             writer.close()
         writer.check()
 

@@ -12,7 +12,7 @@ import posixpath
 import secrets
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from unlearnd.storage.vault import Vault
 CLAIM = "store.json"
 CLAIM_TYPE = "application/vnd.unlearnd.storage.v1+json"
 # Requests wait for the other side: let them wait together, but not so many that training feels it.
-_AT_ONCE = 8
+_AT_ONCE, _AHEAD = 8, 2
 
 
 class Record(Protocol):
@@ -77,6 +77,7 @@ class Storage:
         self._turn: AbstractContextManager[Any] = (
             nullcontext() if self._local or self._fs.async_impl else threading.RLock()
         )
+        self._ahead: dict[str, Future[bytes]] = {}
         self.vault: Vault | None = None
         """What seals slice data and checkpoints before they get here; None: they are kept as they are."""
 
@@ -191,8 +192,31 @@ class Storage:
             self.write(name, data)
         return not there
 
+    @contextmanager
+    def reading_ahead(self, names: Iterable[str]) -> Iterator[None]:
+        """Over a network, fetch objects while the block does something else, for whoever reads each next.
+
+        For objects that never change under their names. What nobody has read when this is called again is forgotten.
+        """
+        if self._local:
+            yield
+            return
+        pool = ThreadPoolExecutor(_AHEAD)
+        self._ahead = {name: pool.submit(self._fetch, name) for name in names}
+        try:
+            yield
+        finally:
+            pool.shutdown(cancel_futures=True)
+
     def read(self, name: str, version: str | None = None) -> bytes:
         """Return the bytes under `name`, or of one version of it; raise `NotFoundError` where there are none."""
+        ahead = self._ahead.pop(name, None) if version is None else None
+        if ahead is not None and not ahead.cancel():
+            with suppress(UnlearndError, CancelledError):
+                return ahead.result()
+        return self._fetch(name, version)
+
+    def _fetch(self, name: str, version: str | None = None) -> bytes:
         with _translated(name):
             if self._local:
                 return Path(self._full(name)).read_bytes()
