@@ -20,7 +20,7 @@ _SHARDS, _SLICES = 20, 10
 
 def run(quick: bool) -> list[Line]:
     """Erase half of all users, who have five points each, from a dataset with one model."""
-    users, sample = (1_000, 100) if quick else (10_000, 400)
+    users, sample = (1_000, 100) if quick else (10_000, 200)
     with tempfile.TemporaryDirectory() as folder:
         with _make(Path(folder) / "queued", 2 * users) as store:
             rows = [{"user": str(user), "identity": "account"} for user in range(users)]

@@ -16,7 +16,7 @@ import numpy as np
 
 from unlearnd.store import Store
 
-_LOT, _EACH, _SHARDS, _SLICES = 10_000_000, 10, 100, 50
+_LOT, _EACH, _SHARDS, _SLICES = 10_000_000, 10, 20, 50
 
 
 def main() -> None:
