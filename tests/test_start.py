@@ -1,9 +1,9 @@
 """What a fresh interpreter loads: help is quick, and nobody pays for torch who does not train with it."""
 
 import json
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +67,11 @@ print(json.dumps(found))
 
 def test_help_is_there_in_well_under_half_a_second() -> None:
     def seconds() -> float:
-        begun = time.perf_counter()
+        # What the process itself took: a machine that is busy with something else says nothing about it.
+        begun = os.times()
         subprocess.run([sys.executable, "-c", "from unlearnd.cli import main; main(['--help'])"], capture_output=True)
-        return time.perf_counter() - begun
+        ended = os.times()
+        return ended.children_user + ended.children_system - begun.children_user - begun.children_system
 
     assert min(seconds() for _ in range(5)) < 0.5
 
