@@ -1019,11 +1019,25 @@ def test_a_damaged_checkpoint_is_named_and_never_answers(trained: Shell, how: st
     trained.refused("evaluate", "m", "rows.csv", "--label", "label", says=last["path"])
 
 
-@pytest.mark.parametrize("how", ["missing", "cut", "emptied"])
-def test_build_does_not_say_that_everything_is_there_when_a_checkpoint_is_not(trained: Shell, how: str) -> None:
-    last = trained("checkpoints", "m", "--json").json["checkpoints"][-1]
+@pytest.mark.parametrize("how", ["missing", "cut", "changed", "emptied"])
+def test_build_makes_a_damaged_checkpoint_anew_from_the_one_before_and_says_so(trained: Shell, how: str) -> None:
+    before = trained("checkpoints", "m", "--json").json["checkpoints"]
+    last = before[-1]
     damage(trained.store / "storage" / last["path"], how)
-    trained.refused("build", says=last["path"])
+    said = trained("build").out
+    assert said.startswith("1 checkpoint damaged, or made from such, put away and made anew. Trained ")
+    after = trained("checkpoints", "m", "--json").json["checkpoints"]
+    assert [c["tensors"] for c in after] == [c["tensors"] for c in before]
+    assert "Nothing to train" in trained("build").out
+    trained("predict", "m", "rows.csv")
+    trained("audit", "--replay", "all")
+
+
+def test_a_storage_without_any_checkpoint_is_not_taken_for_damage(trained: Shell) -> None:
+    shutil.rmtree(trained.store / "storage" / "checkpoints")
+    trained.refused("build", says="is it the right one?")
+    assert "Discarded 6 damaged checkpoints." in trained("build", "--retrain-damaged").err
+    trained("audit")
 
 
 @pytest.mark.parametrize("how", ["missing", "cut", "changed", "emptied"])

@@ -29,7 +29,7 @@ from unlearnd.checkpoints import (
     standings,
 )
 from unlearnd.digests import Digest
-from unlearnd.errors import BackendError, BusyError, DamagedStoreError, RefusedError, UnlearndError
+from unlearnd.errors import BackendError, BusyError, DamagedStoreError, RefusedError, StorageError, UnlearndError
 from unlearnd.features import Sight, read_seen
 from unlearnd.hookspecs import Backend, Job, Points, Progress, State, Task
 from unlearnd.leases import Clock, Hold, Preempted, hold
@@ -148,11 +148,13 @@ def build(
 ) -> Build:
     """Make every missing checkpoint of `model` and count what it took.
 
-    With `sealing`, slices that still take points are closed and trained too. With `spread`, a backend that has
+    Checkpoints that are damaged are put away first and made anew from the one before. With `sealing`, slices that still
+    take points are closed and trained too, and what constituents answer from is read and compared with its digest. With
+    `spread`, a backend that has
     several devices trains in one process for each.
     """
     backend = check_backend(plugins, model)
-    check_files(ledger, storage, model)
+    damaged = put_away_damaged(ledger, storage, model, clock, look_inside=sealing)
     run = plugins.executor(executor)
     dataset = points.dataset_by_id(ledger, model.dataset_id)
     started, begun = clock(), time.perf_counter()
@@ -177,47 +179,59 @@ def build(
         # An erasure may have come in between: look again rather than trust what was planned.
         plan = plan_build(ledger, model, sealing)
     watch.finished()
-    result = Build(build_id, model.name, samples, scratch, steps, time.perf_counter() - begun)
+    result = Build(build_id, model.name, samples, scratch, steps, time.perf_counter() - begun, damaged)
     if steps:
         models.count_build(ledger, model, result, started, clock())
         reached(Step.BUILD_COUNTED)
     return result
 
 
-def check_files(ledger: Ledger, storage: Storage, model: Model) -> None:
-    """Raise `DamagedStoreError` unless storage has every checkpoint in force, at its recorded size."""
+def put_away_damaged(ledger: Ledger, storage: Storage, model: Model, clock: Clock, *, look_inside: bool) -> int:
+    """Destroy checkpoints whose bytes are missing or not what was recorded, so that a build trains them anew.
+
+    Return how many there were, with those made from them. Sizes are looked at and, with `look_inside`, the bytes of
+    what each constituent answers from; those before it are looked at when they are read. Where not one of a model is
+    there, that is no damage but another storage: raise `DamagedStoreError`.
+    """
     version = points.version_of(ledger, model.dataset_id)
-    found = [checkpoint for standing in standings(ledger, model) for checkpoint in standing.chain]
+    chains = {standing.shard: standing.chain for standing in standings(ledger, model)}
     sizes = storage.sizes(f"checkpoints/{model.name}")
-    for checkpoint in found:
-        if sizes.get(checkpoint.path) != checkpoint.size:
-            if points.version_of(ledger, model.dataset_id) != version:
-                # An erasure destroyed it between the two looks.
-                return check_files(ledger, storage, model)
-            what = "is cut short" if checkpoint.path in sizes else "is missing"
-            raise DamagedStoreError(
-                f"{checkpoint.path} {what}: restore it from a backup, or train it anew with "
-                f"`unlearnd build {model.name} --retrain-damaged`"
-            )
+    every = [checkpoint for chain in chains.values() for checkpoint in chain]
+    if len(every) > 1 and not any(checkpoint.path in sizes for checkpoint in every):
+        if points.version_of(ledger, model.dataset_id) != version:
+            # An erasure destroyed them between the two looks.
+            return put_away_damaged(ledger, storage, model, clock, look_inside=look_inside)
+        raise DamagedStoreError(
+            f"not one of the {len(every)} checkpoints of model '{model.name}' is in storage: is it the right one? If "
+            f"they are lost for good, `unlearnd build {model.name} --retrain-damaged` trains them anew"
+        )
+    suspects = [
+        shard
+        for shard, chain in chains.items()
+        if any(sizes.get(checkpoint.path) != checkpoint.size for checkpoint in chain)
+        or (look_inside and chain and _is_damaged(storage, chain[-1]))
+    ]
+    return sum(_put_away(ledger, storage, model, shard, clock) for shard in suspects)
 
 
 def discard_damaged(ledger: Ledger, storage: Storage, model: Model, clock: Clock) -> int:
-    """Destroy checkpoints whose bytes are missing or not what was recorded; return how many there were."""
-    damaged = 0
-    for shard in range(1, model.spec.shards + 1):
-        with hold(ledger, [build_lease(model.name, shard)], clock, preempt=True):
-            chain = standings(ledger, model, [shard])[0].chain
-            first = next((n for n, checkpoint in enumerate(chain) if _is_damaged(storage, checkpoint)), len(chain))
-            # What follows a damaged one is trained anew with it, and must not be entered twice.
-            bad = chain[first:]
-            if bad:
-                storage.destroy(checkpoint.path for checkpoint in bad)
-                leaves = checkpoints_destroyed(
-                    model.name, "", [(c.shard, c.slice, c.recipe, c.file) for c in bad], stamp(clock())
-                )
-                models.checkpoints_destroyed(ledger, model.dataset_id, [c.id for c in bad], None, leaves, clock())
-        damaged += len(bad)
-    return damaged
+    """Destroy every checkpoint whose bytes are missing or not what was recorded; return how many there were."""
+    return sum(_put_away(ledger, storage, model, shard, clock) for shard in range(1, model.spec.shards + 1))
+
+
+def _put_away(ledger: Ledger, storage: Storage, model: Model, shard: int, clock: Clock) -> int:
+    """Destroy a constituent's checkpoints from the first damaged one on."""
+    with hold(ledger, [build_lease(model.name, shard)], clock, preempt=True):
+        chain = standings(ledger, model, [shard])[0].chain
+        first = next((n for n, checkpoint in enumerate(chain) if _is_damaged(storage, checkpoint)), len(chain))
+        # What follows a damaged one is trained anew with it, and must not be entered twice.
+        bad = chain[first:]
+        if bad:
+            storage.destroy(checkpoint.path for checkpoint in bad)
+            gone = [(c.shard, c.slice, c.recipe, c.file) for c in bad]
+            leaves = checkpoints_destroyed(model.name, "", gone, stamp(clock()))
+            models.checkpoints_destroyed(ledger, model.dataset_id, [c.id for c in bad], None, leaves, clock())
+    return len(bad)
 
 
 def _is_damaged(storage: Storage, checkpoint: Checkpoint) -> bool:
@@ -530,7 +544,12 @@ class _Group:
                 NewCheckpoint(shard, slice_, recipe, saved.file, saved.tensors, path, saved.size, samples, seconds, key)
             )
         self._held.check()
-        self._storage.write_many(objects)
+        try:
+            self._storage.write_many(objects)
+        except StorageError as error:
+            shards = ", ".join(str(one.shard) for one in written)
+            what = f"slice {written[0].slice} of shard {shards} of model '{self._model.name}'"
+            raise StorageError(f"the state after {what} cannot be saved: {error}") from error
         reached(Step.BUILD_WRITTEN)
         environment = self._environment
         try:

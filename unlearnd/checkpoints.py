@@ -26,7 +26,7 @@ from unlearnd.storage import Pieces, Record, Storage, Vault, opened
 from unlearnd.tensors import read_tensors
 
 _FEW = 8
-_ANEW = "restore it from a backup, or train it anew from the one before it with `unlearnd build --retrain-damaged`"
+_ANEW = "restore it from a backup, or train it anew from the one before it with `unlearnd build`"
 
 
 @dataclass(frozen=True)

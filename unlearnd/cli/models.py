@@ -73,7 +73,7 @@ def train(
 @click.command()
 @click.argument("names", nargs=-1, metavar="[MODEL…]")
 @click.option(
-    "--retrain-damaged", is_flag=True, help="First discard checkpoints whose file is missing or not what was recorded."
+    "--retrain-damaged", is_flag=True, help="Look into every checkpoint for damage, and take it that all may be lost."
 )
 @building
 @store_option

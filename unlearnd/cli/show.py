@@ -55,6 +55,8 @@ def trained_sentence(builds: "Sequence[Build]", verb: str) -> str:
     """Return what builds cost, against training everything."""
     samples, scratch = sum(b.samples for b in builds), sum(b.from_scratch for b in builds)
     seconds = sum(b.seconds for b in builds)
+    if damaged := sum(b.damaged for b in builds):
+        verb = f"{counted(damaged, 'checkpoint')} damaged, or made from such, put away and made anew. {verb}"
     if not sum(b.checkpoints for b in builds):
         return "Nothing to train: every checkpoint is there."
     less = f" ({times(scratch / samples)} less than from scratch)" if 0 < samples < scratch else ""

@@ -74,6 +74,8 @@ class Build:
     from_scratch: int
     checkpoints: int
     seconds: float
+    damaged: int = 0
+    """Checkpoints that were found damaged, or made from such, and were put away first; told once, not recorded."""
 
 
 _MODEL = "SELECT id, name, dataset_id, spec, sliceable, deterministic, seed, kept, retired_at FROM model"
