@@ -227,6 +227,8 @@ def rewrite_log(place: Place, change: Callable[[int, bytes], bytes]) -> None:
         *((f"DELETE FROM {table}", ()) for table in ("leaf", "node", "tree_head")),
         ("UPDATE receipt SET key_id = NULL", ()),
     )
+    # As who rewrites history would: the copy in storage goes too, else the store does not open.
+    shutil.rmtree(place.folder / "storage" / "evidence" / "log")
     with place.opened() as store:
         log.append_alone(store.ledger, leaves)
         sign_head(store.translog)
@@ -364,6 +366,10 @@ def test_the_newest_leaves_cut_off(place: Place) -> None:
         ("DELETE FROM leaf WHERE number >= ?", (size - 3,)),
         ("DELETE FROM node WHERE level = 0 AND number >= ?", (size - 3,)),
     )
+    refused = CliRunner().invoke(main, ["audit", "--store", str(place.folder)])
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "older than its storage" in refused.stderr
+    shutil.rmtree(place.folder / "storage" / "evidence" / "log")
     check_caught(audit(place), "L2")
 
 

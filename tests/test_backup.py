@@ -6,9 +6,11 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -16,8 +18,10 @@ import unlearnd
 from unlearnd.audit import audit
 from unlearnd.cli import main
 from unlearnd.errors import DamagedStoreError, InputError, NotFoundError, RefusedError, StorageError, UnlearndError
-from unlearnd.ledger import Ledger, log
+from unlearnd.ledger import Ledger, log, points
+from unlearnd.rollforward import Rolled
 from unlearnd.store import Store, restore_store
+from unlearnd.verify.checks import verify_receipt
 
 
 @pytest.fixture
@@ -49,7 +53,7 @@ def test_what_was_lost_comes_back_as_it_was_and_goes_on(
     folder = lose(store)
     with pytest.raises(NotFoundError, match="no store"):
         unlearnd.open_store(str(folder))
-    assert restore_store(tmp_path / "backup", folder, passphrase) == made
+    assert restore_store(tmp_path / "backup", folder, passphrase) == (made, Rolled())
     with unlearnd.open_store(str(folder)) as again:
         assert (digests(again), again.log_head()) == (before, size)
         assert audit(again, head=size[1].encode()).level == 4
@@ -76,29 +80,174 @@ def test_a_backup_is_for_its_owner_alone_and_leaves_nothing_else(store: Store, t
         store.back_up(tmp_path / "nowhere" / "backup")
 
 
-def test_a_backup_older_than_an_erasure_is_refused_and_nothing_is_put_in_place(store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("storage_is", ["as it is now", "as old as the backup"])
+def test_erasures_since_a_backup_are_carried_out_again_before_anything_is_served(
+    store: Store, people: Any, digests: Any, tmp_path: Path, files_holding: Any, storage_is: str
+) -> None:
+    rows = people()
+    kept_head = store.log_head()[1].encode()
+    keys = keys_of(store, ["u4", "u5", "u6"])
     store.back_up(tmp_path / "old")
-    request = store.erase(["u4"]).outcomes[0].request
-    store.back_up(tmp_path / "new")
+    shutil.copytree(store.folder / "storage", tmp_path / "old-storage")
+    (point,) = [f"d:{position}" for where in store.where_user("u7") for position in where.positions[:1]]
+    done = [store.erase(["u4", "nobody"]), store.erase(["u5", "u6"], points=[point], build=False)]
+    openings = [opening for erased in done for opening in erased.openings.values()]
+    expected, size = {c.recipe: c.tensors for c in store.checkpoints("m")}, store.log_head()[0]
+    store.export_log(str(tmp_path / "export"))
+    before = {entry.request_id: store.receipt(entry.request_id) for entry in store.receipts()}
+    trusted = (store.folder / "keys" / "trust.json").read_bytes()
     folder = lose(store)
-    with pytest.raises(RefusedError, match=f"1 requests were carried out after .* {request}.*restore a newer backup"):
+    if storage_is == "as old as the backup":
+        shutil.rmtree(folder / "storage")
+        shutil.copytree(tmp_path / "old-storage", folder / "storage")
+    assert [name for user in ("u4", "u5") for name in files_holding(folder, row_of(rows, user))] == [] or (
+        storage_is == "as old as the backup"
+    )
+    _, since = restore_store(tmp_path / "old", folder, head=kept_head, log=str(tmp_path / "export"))
+    assert (since.points > 0, since.lost, since.rotated) == (True, (), ())
+    assert sorted(since.erased) == sorted(o.request for erased in done for o in erased.outcomes)
+    for user in ("u4", "u5", "u6"):
+        assert files_holding(folder, row_of(rows, user)) == []
+    assert [name for key in keys for name in files_holding(folder, key)] == []
+    with unlearnd.open_store(str(folder)) as again:
+        assert [again.where_user(user) for user in ("u4", "u5", "u6")] == [[], [], []]
+        assert again.where_point(point) == []
+        assert again.log_head()[0] > size
+        # What is in service, until a build: nothing that had seen them, and nothing but what was there before.
+        served = {c.recipe: c.tensors for c in again.checkpoints("m")}
+        assert served.items() <= expected.items() or storage_is == "as old as the backup"
+        again.build()
+        assert {c.recipe: c.tensors for c in again.checkpoints("m")}.items() >= expected.items()
+        for head in (kept_head, again.log_head()[1].encode()):
+            report = audit(again, head=head, replay="all")
+            assert (report.failed, report.level) == ((), 5)
+        for opening in openings[:1]:
+            assert audit(again, opening=opening.as_bytes()).failed == ()
+        for request, receipt in before.items():
+            assert verify_receipt(again.receipt(request), trusted, now=datetime.now(UTC)).failed == ()
+            assert again.receipt(request) == receipt
+        # Asked again, they get the receipts they have; and life goes on.
+        assert again.erase(["u4"]).again
+        assert again.erase(["u8"]).outcomes[0].points > 0
+        assert audit(again, head=kept_head).level == 4
+
+
+def keys_of(store: Store, users: list[str]) -> list[bytes]:
+    return list(points.user_keys(store.ledger, store.keys.handles(users)).values())
+
+
+def row_of(rows: Any, user: str) -> bytes:
+    return bytes(rows.only([user]).x[0].tobytes())
+
+
+def test_the_story_ends_as_in_a_store_that_never_met_them(
+    store: Store, new_store: Any, people: Any, add: Any, fit: Any, digests: Any, tmp_path: Path
+) -> None:
+    store.back_up(tmp_path / "old")
+    store.erase(["u4", "u5"])
+    folder = lose(store)
+    restore_store(tmp_path / "old", folder)
+    other = new_store("other")
+    add(other, people().without(["u3", "u4", "u5"]))
+    fit(other)
+    with unlearnd.open_store(str(folder)) as again:
+        again.build()
+        assert digests(again) == digests(other)
+
+
+def test_what_came_later_and_no_log_brings_back_is_a_reason_to_refuse_and_said(
+    store: Store, people: Any, add: Any, digests: Any, tmp_path: Path, files_holding: Any
+) -> None:
+    store.back_up(tmp_path / "old")
+    later = people(10, 30, seed=9)
+    later = type(later)(later.x, later.y, np.array([f"later-{user}" for user in later.user]))
+    add(store, later, shards=None, slices=None)
+    store.train("second", dataset="d", backend="linear", epochs=1)
+    store.erase(["u4", "later-u1"])
+    (open_one,) = store.receive(["u9"])
+    head = store.log_head()[1].encode()
+    folder = lose(store)
+    with pytest.raises(RefusedError, match=r"1 models .second.*slices.*1 requests.*slice data.*--accept-losses"):
         restore_store(tmp_path / "old", folder)
     assert [path.name for path in folder.iterdir()] == ["storage"]
-    # Nor where the receipts are lost, too: the slice data that it lists is not there.
-    shutil.rmtree(folder / "storage" / "evidence")
-    with pytest.raises(RefusedError, match="slice data that storage lacks"):
-        restore_store(tmp_path / "old", folder)
+    _, since = restore_store(tmp_path / "old", folder, accept_losses=True)
+    assert ("model", "second") in since.lost
+    assert ("request", open_one.id) in since.lost
+    assert files_holding(folder, row_of(later, "later-u2")) == []
+    with unlearnd.open_store(str(folder)) as again:
+        assert again.where_user("u4") == []
+        assert [m.name for m in again.status().models] == ["m"]
+        assert again.request(open_one.id).state == "refused"
+        again.build()
+        report = audit(again, head=head, replay="all")
+        assert (report.failed, report.level) == ((), 5), list(report.lines())
+        # Given again, they are there again, in slices of their own.
+        add(again, later, shards=None, slices=None)
+        again.train("second", dataset="d", backend="linear", epochs=1)
+        again.erase(["later-u1"])
+        assert audit(again, head=head).level == 4
 
 
-def test_a_backup_older_than_a_tree_head_that_somebody_kept_is_refused(store: Store, fit: Any, tmp_path: Path) -> None:
+def test_a_key_that_was_changed_after_the_backup_is_changed_again(store: Store, tmp_path: Path) -> None:
     store.back_up(tmp_path / "old")
-    store.train("second", dataset="d", backend="linear", epochs=1)
+    store.rotate_key("log")
+    store.rotate_key("receipt")
+    store.erase(["u4"])
     head = store.log_head()[1].encode()
-    store.back_up(tmp_path / "new")
     folder = lose(store)
+    _, since = restore_store(tmp_path / "old", folder)
+    assert since.rotated == ("log", "receipt")
+    with unlearnd.open_store(str(folder)) as again:
+        again.erase(["u5"])
+        assert audit(again, head=head).level == 4
+        (first, *_, last) = again.receipts()
+        for entry in (first, last):
+            trusted = (folder / "keys" / "trust.json").read_bytes()
+            assert verify_receipt(again.receipt(entry.request_id), trusted, now=datetime.now(UTC)).failed == ()
+
+
+def test_an_old_ledger_put_in_place_by_hand_is_noticed_at_the_first_opening(store: Store, tmp_path: Path) -> None:
+    Ledger.open(store.ledger.url).copy_file(tmp_path / "ledger.sqlite")
+    store.erase(["u4"])
+    store.close()
+    for ending in ("-wal", "-shm"):
+        (store.folder / f"ledger.sqlite{ending}").unlink(missing_ok=True)
+    shutil.copy(tmp_path / "ledger.sqlite", store.folder / "ledger.sqlite")
+    for command in ("status", "predict m x.npz", "erase --user u5", "build", "audit"):
+        result = CliRunner().invoke(main, [*command.split(), "--store", str(store.folder)])
+        assert (result.exit_code, result.stdout) == (1, ""), result.output
+        assert "unlearnd restore" in result.stderr
+
+
+def test_without_a_copy_of_the_log_an_old_backup_is_refused_unless_the_exported_one_is_given(
+    store: Store, tmp_path: Path
+) -> None:
+    store.back_up(tmp_path / "old")
+    request = store.erase(["u4"]).outcomes[0].request
+    store.export_log(str(tmp_path / "export"))
+    head = store.log_head()[1].encode()
+    folder = lose(store)
+    shutil.rmtree(folder / "storage" / "evidence" / "log")
+    with pytest.raises(RefusedError, match=f"1 requests were carried out after .* {request}.*--log"):
+        restore_store(tmp_path / "old", folder)
     with pytest.raises(RefusedError, match="contradict what is signed"):
         restore_store(tmp_path / "old", folder, head=head)
-    restore_store(tmp_path / "new", folder, head=head)
+    assert [path.name for path in folder.iterdir()] == ["storage"]
+    restore_store(tmp_path / "old", folder, head=head, log=str(tmp_path / "export"))
+    with unlearnd.open_store(str(folder)) as again:
+        assert again.where_user("u4") == []
+
+
+def test_a_log_that_is_not_the_backups_own_is_refused(store: Store, new_store: Any, tmp_path: Path) -> None:
+    store.back_up(tmp_path / "old")
+    other = new_store("other")
+    for _ in range(40):
+        other.receive(["x"])
+    other.export_log(str(tmp_path / "export"))
+    folder = lose(store)
+    with pytest.raises(UnlearndError, match="tree head"):
+        restore_store(tmp_path / "old", folder, log=str(tmp_path / "export"))
+    assert [path.name for path in folder.iterdir()] == ["storage"]
 
 
 def test_a_restore_overwrites_nothing(store: Store, tmp_path: Path, new_store: Any) -> None:
@@ -190,11 +339,6 @@ def test_both_by_command(new_store: Callable[..., Store], people: Any, add: Any,
     add(store, people())
     run = CliRunner().invoke
     given = ["backup", str(tmp_path / "backup"), "--store", str(store.folder)]
-    if database == "postgresql":
-        result = run(main, given)
-        assert (result.exit_code, result.stdout) == (1, "")
-        assert "pg_dump" in result.stderr
-        return
     result = run(main, given)
     assert result.exit_code == 0, result.output
     assert "keep it as safe" in result.stderr
@@ -204,8 +348,37 @@ def test_both_by_command(new_store: Callable[..., Store], people: Any, add: Any,
         ]
         is False
     )
+    store.erase(["u4"])
+    head = store.log_head()[1].encode()
     folder = lose(store)
+    if database == "postgresql":
+        refused = run(main, ["restore", str(tmp_path / "backup"), str(folder)])
+        assert (refused.exit_code, "overwrites nothing" in refused.stderr) == (1, True), refused.output
+        Ledger.discard(store.ledger.url)
     result = run(main, ["restore", str(tmp_path / "backup"), str(folder)])
     assert result.exit_code == 0, result.output
+    assert "1 erasures were carried out again" in result.stdout
     assert run(main, ["restore", str(tmp_path / "backup"), str(folder)]).exit_code == 1
     assert run(main, ["status", "--store", str(folder)]).exit_code == 0
+    with unlearnd.open_store(str(folder)) as again:
+        assert again.ledger.url == store.ledger.url
+        assert again.where_user("u4") == []
+        assert audit(again, head=head).level == 4
+
+
+@pytest.mark.both_databases
+def test_a_backup_goes_to_another_database_than_it_came_from(
+    new_store: Callable[..., Store], people: Any, add: Any, fit: Any, tmp_path: Path, digests: Any, ledger_url: Any
+) -> None:
+    store = new_store()
+    add(store, people())
+    fit(store)
+    before = digests(store)
+    store.back_up(tmp_path / "backup")
+    store.erase(["u4"], build=False)
+    folder = lose(store)
+    restore_store(tmp_path / "backup", folder, ledger="sqlite:///elsewhere.sqlite")
+    with unlearnd.open_store(str(folder)) as again:
+        assert again.ledger.url == f"sqlite:///{folder / 'elsewhere.sqlite'}"
+        assert digests(again).items() <= before.items()
+        assert audit(again).level == 4

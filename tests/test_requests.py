@@ -224,6 +224,10 @@ def test_identity_must_be_known_where_the_policy_wants_it(new_store: Any, hands:
     (entry,) = store.receive(["u1"])
     with pytest.raises(RefusedError, match="who asks"):
         store.approve(entry.id)
+    # As when the command was cut off between the two: the same command then goes on.
+    store.verify_identity(entry.id, "email_link")
+    with pytest.raises(RefusedError, match="cannot be verified now"):
+        store.approve(entry.id, identity="passport_seen")
     assert store.approve(entry.id, identity="email_link").state == "approved"
 
 

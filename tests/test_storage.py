@@ -2,16 +2,22 @@
 
 import errno
 import os
+import re
 import subprocess
 import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from fsspec.implementations.memory import MemoryFileSystem
 
-from unlearnd.errors import NotFoundError, StorageError
+import unlearnd
+from unlearnd.audit import audit
+from unlearnd.cli import main
+from unlearnd.errors import NotFoundError, RefusedError, StorageError
 from unlearnd.storage import Storage
 
 
@@ -248,3 +254,69 @@ def test_an_object_where_a_folder_should_be_is_told(local: Storage) -> None:
     with pytest.raises(StorageError, match="a/b"):
         local.write("a/b", b"x")
     assert os.listdir(local.url) == ["a"]
+
+
+def test_two_stores_never_share_a_folder_nor_one_within_the_other(
+    new_store: Callable[..., Any], tmp_path: Path
+) -> None:
+    new_store("shop", storage=str(tmp_path / "disk" / "shop"))
+    (tmp_path / "disk" / "other").mkdir()
+    (tmp_path / "disk" / "other" / "store.json").write_text('{"a": "file of somebody else"}')
+    for place in ("disk/shop", "disk/shop/within", "disk/shop/data/deep/within", "disk", "."):
+        with pytest.raises(RefusedError, match="belongs to a store already"):
+            new_store("second", storage=str(tmp_path / place))
+        assert not (tmp_path / "second" / "unlearnd.toml").exists()
+    new_store("second", storage=str(tmp_path / "disk" / "other" / "second"))
+    new_store("third", storage=str(tmp_path / "disk" / "shop-3"))
+
+
+@pytest.fixture
+def closable(tmp_path: Path) -> Iterator[tuple[Path, Callable[[bool], None]]]:
+    """A folder that can be made read-only and writable again: by its mode, or as a disk, since root writes anywhere."""
+    where = tmp_path / "disk"
+    where.mkdir()
+    if os.getuid() == 0:
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", where], capture_output=True).returncode:
+            pytest.skip("this machine lets nobody mount a disk, and root may write into any folder")
+
+        def close(shut: bool) -> None:
+            subprocess.run(["mount", "-o", f"remount,{'ro' if shut else 'rw'}", where], check=True)
+
+        yield where, close
+        subprocess.run(["umount", "-l", where], check=True)
+    else:
+
+        def close(shut: bool) -> None:
+            for path in (where, *where.rglob("*")):
+                if path.is_dir():
+                    path.chmod(0o500 if shut else 0o700)
+
+        yield where, close
+        close(False)
+
+
+@pytest.mark.parametrize("part", ["all of it", "its storage"])
+def test_a_folder_that_is_read_only_is_one_clear_sentence_and_loses_nothing(
+    part: str,
+    closable: tuple[Path, Callable[[bool], None]],
+    people: Callable[..., Any],
+    add: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    disk, close = closable
+    folder = disk / "store" if part == "all of it" else tmp_path / "store"
+    storage = "storage" if part == "all of it" else str(disk / "storage")
+    with unlearnd.create_store(str(folder), storage=storage) as store:
+        add(store, people(6, 12), shards=1, slices=1)
+    close(True)
+    for command in (["erase", "--user", "u1"], ["init", str(disk / "new")], ["requests", "receive", "--user", "u2"]):
+        at = [] if command[0] == "init" else ["--store", str(folder)]
+        result = CliRunner().invoke(main, [*command, *at])
+        assert (result.exit_code, result.stdout) == (1, ""), result.output
+        assert result.stderr.startswith("unlearnd: "), result.stderr
+        assert result.stderr.count("\n") == 1, result.stderr
+        assert re.search(r"cannot be written|[Rr]ead-only|[Pp]ermission|cannot be made", result.stderr), result.stderr
+    close(False)
+    with unlearnd.open_store(str(folder)) as store:
+        assert [outcome.found for outcome in store.erase(["u1"]).outcomes] == [True]
+        assert audit(store).failed == ()

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 
 import unlearnd
 from unlearnd import steps
+from unlearnd.audit import audit
 from unlearnd.errors import DamagedStoreError, NotFoundError, RefusedError, UnlearndError
 from unlearnd.keys import create_signer, open_signer, retire_signer
 from unlearnd.ledger import Ledger, log
@@ -434,3 +436,36 @@ def test_evidence_that_was_damaged_in_storage_is_not_handed_out(
     (evidence / "detail" / ".half.json.0123abcd.part").write_bytes(b"{")
     store.export_log(str(tmp_path / "exported"))
     assert not list((tmp_path / "exported").rglob("*.part"))
+
+
+KILLED_ROTATION = """
+import os, signal, sys
+from unlearnd.store import Store
+real, left = os.replace, [int(sys.argv[2])]
+
+def replace(*names, **more):
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left[0] -= 1
+    real(*names, **more)
+
+with Store.open(sys.argv[1]) as store:
+    os.replace = replace
+    store.rotate_key("log")
+"""
+
+
+@pytest.mark.parametrize("calls", [0, 1, 3, 5, 6])
+def test_a_rotation_that_was_killed_leaves_a_trust_file_that_is_whole_and_can_be_run_again(
+    erased: Any, calls: int, run_python: Any
+) -> None:
+    """However far it came: a file beside the keys is the old one or the new one, and never half of either."""
+    folder = erased.folder
+    erased.close()
+    run_python(KILLED_ROTATION, folder, calls, code=-signal.SIGKILL)
+    read_trust((folder / "keys" / "trust.json").read_bytes())
+    with unlearnd.open_store(str(folder)) as again:
+        again.rotate_key("log")
+        assert (folder / "keys" / "trust.json").read_bytes() == trust(again.translog)
+        again.erase(["u5"])
+        assert audit(again).failed == ()

@@ -330,7 +330,7 @@ class _Audit:
     def nothing_else(self, found: _Findings) -> str:
         """S2: storage holds checkpoints, slice data with its features, and bases in force, and nothing else."""
         known = known_names(self.moment)
-        evidence = ("evidence/detail/", "evidence/receipts/")
+        evidence = ("evidence/detail/", "evidence/receipts/", "evidence/log/")
         listed = [name for name in self._storage.list("") if not name.startswith(evidence) and name != CLAIM]
         strange = sorted(set(listed) - known)
         for name, why in excuses(self.moment, self.history, strange, self._now.timestamp()).items():
@@ -385,7 +385,11 @@ class _Audit:
             elif finding := account_for(history, self.claims, place, now, self.moment.restrictions):
                 (found.wrong if finding[0] is Result.FAIL else found.unknown).append(finding[1])
         erased = sum(len(d.erased) for d in self.details.values() if not isinstance(d, str))
-        return f"{erased} erased points, put back in memory, give every root that {len(history.slices)} slices ever had"
+        since = f"; {len(history.given_up)} since a restore that had lost rows of theirs" if history.given_up else ""
+        return (
+            f"{erased} erased points, put back in memory, give every root that {len(history.slices)} slices ever had"
+            f"{since}"
+        )
 
     def lineage(self, found: _Findings) -> str:
         """D2: no live checkpoint, and none before it in its chain, saw a slice root that is no longer current."""

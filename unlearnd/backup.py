@@ -5,8 +5,8 @@ not live on in ours. The ledger is copied as of one moment, while others write. 
 whoever has the keys can sign as the store; with a passphrase it is encrypted, too.
 
 A backup is of one moment, and erasures go on. An older ledger would list people who were erased since, and its log
-would contradict tree heads that are signed and handed out. So before anything is put in place storage is asked which
-receipts it has: a backup whose ledger does not know one of them is refused.
+would contradict tree heads that are signed and handed out. So before anything is put in place the ledger is brought up
+to the log as it has gone on, and later erasures are carried out on it again; see `rollforward`.
 """
 
 import hashlib
@@ -20,13 +20,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
-from unlearnd.config import FILE_NAME, Config, read_config
+from unlearnd.config import FILE_NAME, Config, change_ledger, read_config
 from unlearnd.errors import DamagedStoreError, InputError, NotFoundError, RefusedError, StorageError
 from unlearnd.keys import draw_id, draw_nonce
-from unlearnd.ledger import Ledger, log, points
-from unlearnd.storage import Storage
+from unlearnd.ledger import Ledger, log, move
 from unlearnd.storage.disk import sync_folder
 
 MEDIA_TYPE = "application/vnd.unlearnd.backup.v1+json"
@@ -36,8 +35,8 @@ _MAGIC = b"unlearnd-backup-1\n"
 _CHUNK = 1 << 20
 _TAG = 16
 _NAME = re.compile(r"(keys|policies)/[A-Za-z0-9][A-Za-z0-9._-]*|unlearnd\.toml|ledger\.sqlite")
-_RECEIPT = re.compile(r"evidence/receipts/([0-9a-f]{32})\.receipt\.json")
 _MARKER = ".restoring"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -56,45 +55,73 @@ def back_up(folder: Path, ledger: Ledger, config: Config, target: Path, at: str,
     """Write a backup to a new file: whole or not at all, and durable when this returns."""
     if target.exists():
         raise RefusedError(f"there is a file at {target} already; a backup is never overwritten")
-    work = target.parent / f".{target.name}.{draw_id()[:8]}.part"
     try:
-        work.mkdir(mode=0o700)
-        copied = work / LEDGER
-        # The ledger first: a key that is made meanwhile is then one too many, and never one too few.
-        ledger.back_up(copied)
-        with closing(Ledger(f"sqlite:///{copied}")) as copy:
-            size, root = log.size_and_root(copy)
-        files = {LEDGER: copied, FILE_NAME: folder / FILE_NAME}
-        for part in ("keys", "policies"):
-            files |= {f"{part}/{path.name}": path for path in sorted((folder / part).glob("*")) if path.is_file()}
-        made = Backup(config.store_id, size, root.hex(), at, passphrase is not None)
-        with _writing(work / "whole", passphrase) as out:
-            _pack(out, files, made)
-        # Unlike a rename, a link never replaces what is there.
-        os.link(work / "whole", target)
-        sync_folder(str(target.parent))
+        with _workspace(target.parent) as work:
+            return _back_up(work, folder, ledger, config, target, at, passphrase)
     except FileExistsError:
         raise RefusedError(f"there is a file at {target} already; a backup is never overwritten") from None
     except OSError as error:
         raise StorageError(f"the backup {target} cannot be written: {error.strerror or error}") from error
+
+
+def _back_up(
+    work: Path, folder: Path, ledger: Ledger, config: Config, target: Path, at: str, passphrase: bytes | None
+) -> Backup:
+    copied = work / LEDGER
+    # The ledger first: a key that is made meanwhile is then one too many, and never one too few.
+    move.copy(ledger, copied)
+    with closing(Ledger(f"sqlite:///{copied}")) as copy:
+        size, root = log.size_and_root(copy)
+    files = {LEDGER: copied, FILE_NAME: folder / FILE_NAME}
+    for part in ("keys", "policies"):
+        # Those with a hidden name are what somebody was killed over, and of no use.
+        listed = [path for path in sorted((folder / part).glob("[!.]*")) if path.is_file()]
+        files |= {f"{part}/{path.name}": path for path in listed}
+    made = Backup(config.store_id, size, root.hex(), at, passphrase is not None)
+    with _writing(work / "whole", passphrase) as out:
+        _pack(out, files, made)
+    # Unlike a rename, a link never replaces what is there.
+    os.link(work / "whole", target)
+    sync_folder(str(target.parent))
+    return made
+
+
+@contextmanager
+def _workspace(parent: Path) -> Iterator[Path]:
+    """Make a folder to work in, for its owner alone, which is gone afterwards; those of the killed go first.
+
+    What is copied there has everybody's keys: it must not stay, and whoever is erased later must not stay in it.
+    """
+    import fcntl  # not there on every system
+
+    for left in parent.glob(".unlearnd-*.part"):
+        with suppress(OSError), (left / "lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # whoever is still at work holds it
+            shutil.rmtree(left, ignore_errors=True)
+    work = parent / f".unlearnd-{draw_id()[:16]}.part"
+    work.mkdir(mode=0o700)
+    try:
+        with (work / "lock").open("xb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield work
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return made
 
 
 def restore(
     source: Path,
     folder: Path,
     passphrase: bytes | None,
-    reach: Callable[[Config], tuple[Storage, Storage]],
+    catch_up: Callable[[Path, Ledger, Config], T],
     ledger_of: Callable[[Config], str],
-    head: int = 0,
-) -> Backup:
+    ledger_url: str | None = None,
+) -> tuple[Backup, T]:
     """Put ledger, keys and settings of a backup into `folder`, beside the storage that is there.
 
-    `reach` opens the storage and the place of receipts; `head` is the size of the newest tree head that somebody kept.
-    Refuse a folder that has a store, and a backup that is older than what storage, or that tree head, shows. Killed in
-    the middle it can be run again; the folder is a store only once all is in place.
+    Before anything is in place, `catch_up` is given the folder with keys and settings, the ledger and the settings: it
+    brings the ledger up to what has happened since, or refuses. `ledger_of` says where a ledger goes, by the settings,
+    which name `ledger_url` instead where one is given. Refuse a folder that has a store. Killed in the middle it can be
+    run again; the folder is a store only once all is in place.
     """
     if (folder / FILE_NAME).exists():
         raise RefusedError(f"there is a store in {folder} already; a backup is never put in its place")
@@ -102,66 +129,61 @@ def restore(
     for name in ("keys", LEDGER):
         if (folder / name).exists() and not ours:
             raise RefusedError(f"there is something at {folder / name} already, and a restore overwrites nothing")
-    work = folder / f".{draw_id()[:8]}.part"
     try:
-        work.mkdir(mode=0o700, parents=True)
-        made = _unpack(source, work, passphrase)
-        config = read_config(work)
-        _check_newest(work, made, *reach(config), head)
-        _put_in_place(work, folder, Path(ledger_of(config).removeprefix("sqlite:///")))
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _workspace(folder) as work:
+            return _restore(work, source, folder, passphrase, catch_up, ledger_of, ledger_url, ours)
     except OSError as error:
         raise StorageError(f"the backup cannot be put into {folder}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    return made
 
 
-def _check_newest(work: Path, made: Backup, storage: Storage, shelf: Storage, head: int) -> None:
-    """Raise unless nothing that storage or a tree head shows is newer than the backup."""
+def _restore(
+    work: Path,
+    source: Path,
+    folder: Path,
+    passphrase: bytes | None,
+    catch_up: Callable[[Path, Ledger, Config], T],
+    ledger_of: Callable[[Config], str],
+    ledger_url: str | None,
+    ours: bool,
+) -> tuple[Backup, T]:
+    made = _unpack(source, work, passphrase)
+    if ledger_url is not None:
+        change_ledger(work, ledger_url)
+    config = read_config(work)
+    place = ledger_of(config)
+    if not ours and not place.startswith("sqlite:///"):
+        with closing(Ledger(place)) as there:
+            if there.tables():
+                raise RefusedError(f"there are tables in {there.place} already, and a restore overwrites nothing")
     with closing(Ledger.open(f"sqlite:///{work / LEDGER}")) as ledger:
         size, root = log.size_and_root(ledger)
         if (size, root.hex()) != (made.size, made.root):
             raise DamagedStoreError("the backup's log is not the one its manifest names")
-        known = {entry.request_id for entry in log.receipt_entries(ledger)}
-        listed = {
-            segment.path
-            for dataset in points.datasets(ledger)
-            for shard in range(1, dataset.shards + 1)
-            for segment in points.segments_of(ledger, dataset.id, shard)
-        }
-    since = {found[1] for name in shelf.list("evidence/receipts") if (found := _RECEIPT.fullmatch(name))} - known
-    if since:
-        raise RefusedError(
-            f"{len(since)} requests were carried out after this backup was made: there are receipts for them, the "
-            f"first for {min(since)}, and the backup's ledger does not know them; with it, people who were erased "
-            "would be back in the training set: restore a newer backup"
-        )
-    lost = listed - set(storage.list("data"))
-    if lost:
-        raise RefusedError(
-            f"the backup's ledger lists {len(lost)} pieces of slice data that storage lacks, the first {min(lost)}: "
-            "they were lost, or rewritten by an erasure after the backup; restore a newer backup, or the storage first"
-        )
-    if head > made.size:
-        raise RefusedError(
-            f"the tree head kept is of a log with {head} leaves, and the backup's has {made.size}: what happened in "
-            "between would be lost, and the log would contradict what is signed; restore a newer backup"
-        )
+        caught_up = catch_up(work, ledger, config)
+        # What was destroyed in it must not stay in the file, nor in its write-ahead log.
+        ledger.scrub()
+    _put_in_place(work, folder, place)
+    return made, caught_up
 
 
-def _put_in_place(work: Path, folder: Path, ledger: Path) -> None:
+def _put_in_place(work: Path, folder: Path, place: str) -> None:
     # From here on what lies in the folder is a restore's, and one that is run again may replace it.
     (folder / _MARKER).touch(mode=0o600)
     sync_folder(str(folder))
-    for ending in ("", "-wal", "-shm"):
-        Path(f"{ledger}{ending}").unlink(missing_ok=True)
-    os.replace(work / LEDGER, ledger)
+    Ledger.discard(place)
+    if place.startswith("sqlite:///"):
+        ledger = Path(place.removeprefix("sqlite:///"))
+        os.replace(work / LEDGER, ledger)
+        sync_folder(str(ledger.parent))
+    else:
+        move.move(f"sqlite:///{work / LEDGER}", place)
+        move.finish(place)
     for part in ("keys", "policies"):
         if (work / part).is_dir():
             shutil.rmtree(folder / part, ignore_errors=True)
             os.replace(work / part, folder / part)
-    for place in (str(ledger.parent), str(folder)):
-        sync_folder(place)
+    sync_folder(str(folder))
     # Last, because with this file the folder is a store.
     os.replace(work / FILE_NAME, folder / FILE_NAME)
     sync_folder(str(folder))

@@ -6,11 +6,12 @@ killed before leaves a folder that is no store.
 
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from unlearnd import __version__
 from unlearnd.backup import Backup, restore
 from unlearnd.config import (
     FILE_NAME,
@@ -23,20 +24,22 @@ from unlearnd.config import (
     storage_url,
     write_config,
 )
-from unlearnd.errors import InputError, RefusedError, StorageError
+from unlearnd.errors import InputError, RefusedError, StorageError, UnlearndError
 from unlearnd.keys import create_keys, create_wrapper, discard_keys, draw_id
-from unlearnd.leases import Clock, check_idle
-from unlearnd.ledger import Ledger
+from unlearnd.leases import Clock, SteadyClock, check_idle
+from unlearnd.ledger import Ledger, log
 from unlearnd.ledger import move as ledger_move
 from unlearnd.ledger.connection import MOVED, stamp
 from unlearnd.ledger.migrate import migrate
+from unlearnd.logcopy import read_copy, read_export
+from unlearnd.making import begin_making, discard_ledger, end_making, is_free, let_go, undo_killed
 from unlearnd.opened import Opened
 from unlearnd.plugins import load_plugins
-from unlearnd.policy import load_policy
+from unlearnd.policy import Policy, load_policy
+from unlearnd.rollforward import Rolled, check_covers, roll_forward
 from unlearnd.steps import Step, reached
-from unlearnd.storage import Storage
-from unlearnd.translog import begin
-from unlearnd.verify.trust import read_head
+from unlearnd.storage import Storage, Vault
+from unlearnd.translog import Translog, begin, newest_moment
 
 
 def found(
@@ -78,12 +81,16 @@ def found(
     )
     if encrypt:
         load_plugins().wrapper(encrypt)
+    undo_killed(folder)
     with ExitStack() as undo:
+        undo.callback(begin_making(folder, config))
         _claim(undo, Storage(storage_url(folder, storage), **options), config.store_id, encrypted=bool(encrypt))
         if receipts is not None:
             _claim(undo, Storage(storage_url(folder, receipts), **options), config.store_id, lock_allowed=True)
-        Ledger.create(ledger_url(folder, ledger)).close()
-        undo.callback(Ledger.discard, ledger_url(folder, ledger))
+        url = ledger_url(folder, ledger)
+        if is_free(url):
+            undo.callback(discard_ledger, url, config.store_id)
+        Ledger.create(url).close()
         create_keys(folder / "keys", Path(placement_key) if placement_key else None)
         undo.callback(discard_keys, folder / "keys")
         if encrypt == "file":
@@ -93,6 +100,7 @@ def found(
         # Last, because with this file the folder is a store.
         write_config(folder, config)
         undo.pop_all()
+    end_making(folder)
 
 
 def migrate_store(directory: str | os.PathLike[str]) -> tuple[str | None, str]:
@@ -104,32 +112,52 @@ def migrate_store(directory: str | os.PathLike[str]) -> tuple[str | None, str]:
     return migrate(url)
 
 
-def restore_store(
-    file: str | os.PathLike[str],
-    directory: str | os.PathLike[str],
-    passphrase: bytes | None = None,
+def restore_folder(
+    file: Path,
+    folder: Path,
+    passphrase: bytes | None,
     *,
-    head: bytes | None = None,
-) -> Backup:
-    """Put a backup into `directory`, where the storage is and no store; refuse one that erasures have overtaken.
+    head: bytes | None,
+    exported: str | None,
+    ledger: str | None,
+    accept_losses: bool,
+    clock: Clock,
+) -> tuple[Backup, Rolled]:
+    """Put a backup into a folder, where the storage is and no store, after bringing it up to what happened since.
 
-    `head` is the newest tree head that anybody kept: the backup must be as new.
+    What happened is read from the copy of the log in storage, or from `exported`, where that is newer.
     """
-    folder = Path(directory).absolute()
+    steady, plugins = SteadyClock(clock), load_plugins()
 
-    def reach(config: Config, place: str) -> Storage:
-        storage = Storage(storage_url(folder, place), **config.storage_options)
-        storage.check(config.store_id)
-        return storage
+    def catch_up(work: Path, restored: Ledger, config: Config) -> Rolled:
+        def reach(place: str) -> Storage:
+            storage = Storage(storage_url(folder, place), **config.storage_options)
+            storage.check(config.store_id)
+            return storage
 
-    return restore(
-        Path(file),
-        folder,
-        passphrase,
-        lambda config: (reach(config, config.storage), reach(config, config.receipts or config.storage)),
-        lambda config: ledger_url(folder, config.ledger),
-        0 if head is None else read_head(head)[1].size,
-    )
+        def policy(name: str) -> Policy | None:
+            with suppress(UnlearndError):
+                return load_policy(name, work / config.policies)
+            return None
+
+        storage = reach(config.storage)
+        if config.wrapper != "none":
+            storage.vault = Vault(plugins.wrapper(config.wrapper)(work / "keys"))
+        shelf = storage if config.receipts is None else reach(config.receipts)
+        begin_at = log.size_now(restored)
+        later, given = read_copy(storage, begin_at), None
+        if exported is not None:
+            url = exported if "://" in exported else str(Path(exported).absolute())
+            given = Storage(url, **(config.storage_options if url.startswith(("s3://", "s3a://")) else {}))
+            newer = read_export(given, begin_at)
+            later = newer if newer.size > later.size else later
+        steady.not_before(newest_moment(restored))
+        signer = plugins.signer(config.signer)
+        translog = Translog(restored, storage, work / "keys", config.store_id, __version__, signer, shelf)
+        check_covers(translog, later, head)
+        return roll_forward(translog, later, given, policy, steady(), accept_losses)
+
+    return restore(file, folder, passphrase, catch_up, lambda config: ledger_url(folder, config.ledger), ledger)
 
 
 def copy_ledger(
@@ -160,5 +188,6 @@ def _claim(
 ) -> None:
     """Take a place for a store that is being made; it is let go again when the making fails."""
     storage.create()
+    # Before it is made: an answer that is lost on the way leaves a claim behind, too.
+    undo.callback(let_go, storage, store_id)
     storage.claim(store_id, lock_allowed=lock_allowed, encrypted=encrypted)
-    undo.callback(storage.unclaim)

@@ -105,6 +105,8 @@ class History:
     """Requests that were closed without an erasure."""
     restricted: dict[tuple[Slice, str, str], list[Restricted]] = field(default_factory=dict)
     """What holds changed, by slice, root before and root after."""
+    given_up: dict[Slice, list[list[Root]]] = field(default_factory=dict)
+    """Roots that slices had before a restore that could not bring all of their rows back."""
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -130,7 +132,8 @@ class History:
 
     def changes(self) -> Iterator[tuple[Slice, Change]]:
         """Yield how every slice changed, oldest first."""
-        for place, roots in self.slices.items():
+        lists = [(place, roots) for place, ended in self.given_up.items() for roots in ended]
+        for place, roots in (*lists, *self.slices.items()):
             for before, after in pairwise(roots):
                 yield place, Change(after.leaf, before, after)
 
@@ -234,6 +237,24 @@ def _refused(history: History, index: int, fields: Fields) -> None:
     history.refused.add(fields.text("requestId"))
 
 
+def _restored(history: History, index: int, fields: Fields) -> None:
+    for entry in fields.list("lost"):
+        if not isinstance(entry, list) or len(entry) not in (2, 4) or not all(isinstance(e, str | int) for e in entry):
+            raise FormatError("lost of restored is not what its format says")
+        what, *which = entry
+        if what == "dataset":
+            history.datasets.pop(which[0], None)
+            for place in [place for place in history.slices if place[0] == which[0]]:
+                history.given_up.setdefault(place, []).append(history.slices.pop(place))
+        elif what == "model":
+            history.models.pop(which[0], None)
+            history.live_sets.pop(which[0], None)
+        elif what == "slice" and len(which) == 3 and (place := (which[0], which[1], which[2])) in history.slices:
+            history.given_up.setdefault(place, []).append(history.slices.pop(place))
+        elif what == "request" and which[0] in history.requests:
+            history.requests[which[0]] = (history.requests[which[0]][0], "")
+
+
 _KINDS = {
     "dataset": _dataset,
     "slices": _slices,
@@ -246,4 +267,5 @@ _KINDS = {
     "refused": _refused,
     "restricted": _restricted,
     "returned": _restricted,
+    "restored": _restored,
 }

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unlearnd.errors import DamagedStoreError, InputError, NotFoundError, RefusedError
+from unlearnd.errors import DamagedStoreError, InputError, NotFoundError, RefusedError, StorageError
 from unlearnd.hookspecs import Signer
 
 HANDLE_BYTES = 16
@@ -140,6 +140,8 @@ def create_signer(folder: Path, role: str) -> Signer:
     how = forms.BestAvailableEncryption(passphrase) if passphrase else forms.NoEncryption()
     secret = private.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, how)
     _write_exclusive(folder / f"{role}.key", secret, 0o600)
+    # That of the key before, where a rotation was killed between moving the two aside.
+    (folder / f"{role}.pub").unlink(missing_ok=True)
     _write_exclusive(folder / f"{role}.pub", public_pem(_raw(private)), 0o644)
     return open_signer(folder, role)
 
@@ -171,8 +173,11 @@ def public_pem(public: bytes) -> bytes:
 
 def retire_signer(folder: Path, role: str, name: str) -> None:
     """Move a signing key aside, so that a new one can take its place."""
-    for ending in ("key", "pub"):
-        os.replace(folder / f"{role}.{ending}", folder / f"{role}-{name}.{ending}")
+    try:
+        for ending in ("key", "pub"):
+            os.replace(folder / f"{role}.{ending}", folder / f"{role}-{name}.{ending}")
+    except OSError as error:
+        raise StorageError(f"the {role} key in {folder} cannot be moved aside: {error.strerror}") from error
 
 
 def receipt_key_id(public: bytes) -> str:
@@ -219,14 +224,21 @@ def _write_key(path: Path, key: bytes) -> None:
 
 
 def _write_exclusive(path: Path, data: bytes, mode: int) -> None:
+    """Write a new file, whole or not at all: half a key would stand in the way of the next try."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        # Unlike a rename, a link never replaces what is there.
+        os.link(part, path)
     except FileExistsError:
         raise RefusedError(f"there is a key at {path} already; a key is never overwritten") from None
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    except OSError as error:
+        raise StorageError(f"the key {path} cannot be written: {error.strerror}") from error
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _passphrase() -> bytes | None:

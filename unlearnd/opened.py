@@ -10,9 +10,11 @@ from typing import Self
 
 from unlearnd import __version__
 from unlearnd.config import Config, ledger_url, storage_url
+from unlearnd.errors import RefusedError
 from unlearnd.keys import check_private, open_keys
 from unlearnd.leases import Clock, SteadyClock
-from unlearnd.ledger import Ledger
+from unlearnd.ledger import Ledger, log
+from unlearnd.logcopy import size_kept
 from unlearnd.plugins import load_plugins
 from unlearnd.policy import Policy, load_policy
 from unlearnd.storage import Storage, Vault
@@ -31,6 +33,14 @@ class Opened:
         self.clock.not_before(newest_moment(self.ledger))
         self.storage = Storage(storage_url(folder, config.storage), **config.storage_options)
         self.storage.check(config.store_id, encrypted=config.wrapper != "none")
+        # Asked for before the ledger is looked at: meanwhile it can only grow.
+        kept = size_kept(self.storage)
+        if kept > (size := log.size_now(self.ledger)):
+            raise RefusedError(
+                f"the ledger is older than its storage: its log has {size} leaves, and a tree head of {kept} was "
+                "signed; an old copy was put in its place, and what was erased since would be back. Move that copy "
+                "away and put a backup in place with `unlearnd restore`, which carries later erasures out again"
+            )
         check_private(folder / "keys", *_private_files(folder, config))
         evidence = self.storage
         if config.receipts is not None:

@@ -331,6 +331,18 @@ def models_rebuilt(erasure_id: str, receipts: Sequence[int], models: Sequence[tu
     )
 
 
+def store_restored(size: int, lost: Sequence[Sequence[Any]], at: str) -> list[bytes]:
+    """Return the leaves that say a store went back to a backup of `size` leaves, and what of later leaves it gave up.
+
+    Entries are ("dataset", name), ("model", name), ("slice", dataset, shard, slice) and ("request", id).
+    """
+    predicate = {"size": size, "at": to_the_minute(at)}
+    entries = [list(entry) for entry in lost]
+    return make_payloads("restored", predicate, "lost", entries) or [
+        make_payload("restored", {**predicate, "lost": []})
+    ]
+
+
 def replay_class(deterministic: bool) -> str:
     """Return what a replay of a model can show."""
     return "bit-exact" if deterministic else "none"

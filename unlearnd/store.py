@@ -25,7 +25,7 @@ from unlearnd.erasing import Erased
 from unlearnd.erasure import ErasurePlan, Target
 from unlearnd.errors import InputError, RefusedError
 from unlearnd.evidence import receipt_named
-from unlearnd.founding import copy_ledger, found, migrate_store, restore_store
+from unlearnd.founding import copy_ledger, found, migrate_store, restore_folder
 from unlearnd.hookspecs import PriorPlacement, Task
 from unlearnd.ingest import Added, Layout, check_layout, ingest
 from unlearnd.intake import RowResult, receive_rows
@@ -48,6 +48,7 @@ from unlearnd.recipients import record as record_tellings
 from unlearnd.report import RequestReport, report_on
 from unlearnd.requests import Asked, Deadline, Duty
 from unlearnd.restriction import settle
+from unlearnd.rollforward import Rolled
 from unlearnd.serving import Answers, Evaluation, ServedModel
 from unlearnd.shadows import MembershipReport
 from unlearnd.sources import Data, read_batches
@@ -61,6 +62,7 @@ from unlearnd.translog import (
     revoke_key,
     rotate_key,
     sign_head,
+    write_trust,
 )
 
 DEFAULT_SHARDS = 5
@@ -500,7 +502,8 @@ class Store(Opened):
     def approve(self, request_id: str, *, identity: str | None = None, actor: str = "operator") -> Entry:
         """Decide that a request is to be carried out; `identity` says how that was checked, if it is said only now."""
         found = self.request(request_id)
-        if identity is not None:
+        # Said before and cut off before the decision: then only that is left to do.
+        if identity is not None and (found.state, found.identity) != ("verified", identity):
             requests.verify(self.ledger, found.id, identity, self.clock(), actor)
         return self._moved(requests.approve(self.ledger, found.id, self.clock(), actor))
 
@@ -736,3 +739,39 @@ def _classes(given: Sequence[int | str] | int | None) -> tuple[int | str, ...] |
     if not classes or len(set(map(str, classes))) != len(classes):
         raise InputError("declare at least one class, and each only once")
     return classes
+
+
+def restore_store(
+    file: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    passphrase: bytes | None = None,
+    *,
+    head: bytes | None = None,
+    log: str | None = None,
+    ledger: str | None = None,
+    accept_losses: bool = False,
+    clock: Clock = lambda: datetime.now(UTC),
+) -> tuple[Backup, Rolled]:
+    """Put a backup into `directory`, where the storage is and no store, after bringing it up to what happened since.
+
+    Erasures that came after the backup are carried out again on it before anything is in place. What happened is read
+    from the copy of the log in storage, or from `log`, an exported one, where that is newer. `head` is the newest tree
+    head that anybody kept: the log must go on from it. `ledger` is the database to put the ledger into, if not where it
+    was. What came later and cannot be brought back is a reason to refuse, unless `accept_losses`.
+    """
+    folder = Path(directory).absolute()
+    done = restore_folder(
+        Path(file),
+        folder,
+        passphrase,
+        head=head,
+        exported=log,
+        ledger=ledger,
+        accept_losses=accept_losses,
+        clock=clock,
+    )
+    with Store.open(folder, clock=clock) as store:
+        store.finish_erasures()
+        sign_head(store.translog)
+        write_trust(store.translog)
+    return done

@@ -8,7 +8,7 @@ get to write is written by the next one.
 import base64
 import json
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from unlearnd.digests import digest_of
-from unlearnd.errors import DamagedStoreError, InputError, NotFoundError, RefusedError
+from unlearnd.errors import DamagedStoreError, InputError, NotFoundError, RefusedError, StorageError
 from unlearnd.hookspecs import Signer, SignerMaker
 from unlearnd.keys import (
     ROLES,
@@ -31,11 +31,13 @@ from unlearnd.keys import (
 )
 from unlearnd.ledger import Ledger, log
 from unlearnd.ledger.log import ReceiptEntry, SigningKey
+from unlearnd.logcopy import PLACES, keep_copy, places_between
 from unlearnd.notes import head_text, key_hash, proof_text, sign_note, tile_path, vkey
 from unlearnd.receipts import Detail, make_receipt, seal_envelope
 from unlearnd.statements import genesis, key_changed, moment_of, origin_of
 from unlearnd.steps import Step, reached
 from unlearnd.storage import Storage
+from unlearnd.storage.disk import write_files
 
 TRUST_TYPE = "application/vnd.unlearnd.trust.v1+json"
 FOLDER = "evidence"
@@ -108,6 +110,8 @@ def sign_head(translog: Translog) -> tuple[int, str]:
         return newest
     signer = signer_at(translog, "log", size - 1)
     note = sign_note(head_text(translog.origin, size, root), translog.origin, signer.public, signer.sign)
+    # Before the ledger has it: a tree head that the ledger knows is one whose leaves are in storage, too.
+    keep_copy(translog.ledger, translog.storage, size, note)
     log.keep_head(translog.ledger, size, note)
     reached(Step.LOG_SIGNED)
     return size, note
@@ -282,6 +286,41 @@ def revoke_key(translog: Translog, key_id: str, since: int, at: str) -> None:
     write_trust(translog)
 
 
+def apply_key_leaf(connection: log.Transaction, index: int, said: Mapping[str, Any]) -> None:
+    """Enter within a transaction what a leaf says of a key: added in the place of another, or revoked."""
+    if said["action"] == "revoke":
+        log.end_key(connection, said["keyId"], said["since"])
+        return
+    log.end_keys_of(connection, said["role"], index)
+    public = base64.b64decode(said["publicKey"])
+    log.add_key(connection, SigningKey(said["keyId"], said["role"], public, index, None))
+
+
+def replace_missing_keys(translog: Translog, at: str) -> tuple[str, ...]:
+    """Make new keys for the roles whose key in use is nowhere to be found; return those roles.
+
+    As after going back to a backup that is older than a rotation: the newer key went with what was lost.
+    """
+    replaced = []
+    for role in ROLES:
+        in_use, signer = key_in_use(translog, role), _open(translog, role)
+        if signer is not None and signer.public == in_use.public:
+            continue
+        if translog.make_signer is not open_signer:
+            raise NotFoundError(f"the key service does not give the {role} key in use, {in_use.key_id[:12]}")
+        if signer is not None:
+            retire_signer(translog.keys, role, _signing_key(translog, role, signer.public, 0).key_id[:12])
+        made = create_signer(translog.keys, role)
+        with translog.ledger.write() as connection:
+            size = log.size_of(connection)
+            new = _signing_key(translog, role, made.public, size)
+            log.append(connection, [_key_leaf(new, "add", at)])
+            log.end_key(connection, in_use.key_id, size)
+            log.add_key(connection, new)
+        replaced.append(role)
+    return tuple(replaced)
+
+
 def signer_at(translog: Translog, role: str, index: int) -> Signer:
     """Return what signs for the key that counts at leaf `index`, whichever process put that key in place, and when."""
     for key in log.signing_keys(translog.ledger, role):
@@ -344,7 +383,7 @@ def add_witness(translog: Translog, key: str, quorum: int) -> None:
     listed = [*known["witnesses"], *([] if {"vkey": key} in known["witnesses"] else [{"vkey": key}])]
     if not 0 <= quorum <= len(listed):
         raise InputError(f"there are {len(listed)} witnesses: a quorum of {quorum} cannot be")
-    (translog.keys / _WITNESSES).write_text(json.dumps({"witnesses": listed, "quorum": quorum}) + "\n")
+    _write(translog.keys / _WITNESSES, json.dumps({"witnesses": listed, "quorum": quorum}).encode() + b"\n")
     write_trust(translog)
 
 
@@ -383,8 +422,16 @@ def _witnesses(translog: Translog) -> dict[str, Any]:
 def write_trust(translog: Translog) -> None:
     """Write `trust.json` beside the keys, and the public half of each key in use."""
     for role in ROLES:
-        (translog.keys / f"{role}.pub").write_bytes(public_pem(key_in_use(translog, role).public))
-    (translog.keys / "trust.json").write_bytes(trust(translog))
+        _write(translog.keys / f"{role}.pub", public_pem(key_in_use(translog, role).public))
+    _write(translog.keys / "trust.json", trust(translog))
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file beside the keys in the place of what is there: whole or not at all."""
+    try:
+        write_files([(str(path), [data])])
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def export(translog: Translog, target: Storage, on_progress: Callable[[int], None] = lambda count: None) -> int:
@@ -414,6 +461,7 @@ def export(translog: Translog, target: Storage, on_progress: Callable[[int], Non
             hashes = log.hashes(translog.ledger, 8 * level, begin, end)
             target.write(tile_path(level, begin // _TILE, end - begin), b"".join(hashes))
         level, count = level + 1, count // _TILE
+    target.write(PLACES, json.dumps(places_between(translog.ledger, 0, size)).encode() + b"\n")
     target.write("trust.json", trust(translog))
     target.write("checkpoint", note.encode())
     return size

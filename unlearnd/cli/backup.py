@@ -17,7 +17,7 @@ def backup(file: str, folder: str | None, as_json: bool) -> None:
     """Write ledger, keys and settings to a new file, as of one moment; others may go on meanwhile.
 
     Slices, checkpoints and receipts are not in it. With UNLEARND_BACKUP_PASSPHRASE it is encrypted. Make one after
-    every erasure: a backup that is older than the last erasure is not restored.
+    every ingest and every new model: what came later than a backup, no backup brings back.
     """
     with opened(folder) as store:
         made = store.back_up(file, _passphrase())
@@ -32,17 +32,46 @@ def backup(file: str, folder: str | None, as_json: bool) -> None:
 @click.command()
 @click.argument("file")
 @click.argument("directory")
-@click.option("--head", metavar="FILE", help="The newest tree head that anybody kept: the backup must be as new.")
+@click.option("--log", metavar="EXPORT", help="An exported log, where it is newer than the copy in storage.")
+@click.option("--head", metavar="FILE", help="The newest tree head that anybody kept: the log must go on from it.")
+@click.option("--ledger", metavar="URL", help="The database to put the ledger into, if not where it was.")
+@click.option("--accept-losses", is_flag=True, help="Give up what came after the backup and no log brings back.")
 @as_json
-def restore(file: str, directory: str, head: str | None, as_json: bool) -> None:
-    """Put a backup into DIRECTORY, where the storage is and no store; refuse one that erasures have overtaken."""
+def restore(
+    file: str,
+    directory: str,
+    log: str | None,
+    head: str | None,
+    ledger: str | None,
+    accept_losses: bool,
+    as_json: bool,
+) -> None:
+    """Put a backup into DIRECTORY, where the storage is and no store.
+
+    Erasures that came after the backup are carried out again on it before anything is in place.
+    """
     from unlearnd.store import restore_store  # heavy: sqlmodel
 
-    made = restore_store(file, directory, _passphrase(), head=_read(head))
+    made, since = restore_store(
+        file, directory, _passphrase(), head=_read(head), log=log, ledger=ledger, accept_losses=accept_losses
+    )
     if as_json:
-        print_json({"storeId": made.store_id, "size": made.size, "root": made.root, "madeAt": made.made_at})
+        about = {"storeId": made.store_id, "size": made.size, "root": made.root, "madeAt": made.made_at}
+        later = {"leaves": since.leaves, "erased": list(since.erased), "points": since.points}
+        print_json({**about, "since": {**later, "lost": [list(one) for one in since.lost]}, "newKeys": since.rotated})
         return
     click.echo(f"Restored the store of {made.made_at} into {directory}, with a log of {made.size} leaves.")
+    if since.leaves:
+        click.echo(
+            f"Since then the log had {since.leaves} more: {len(since.erased)} erasures were carried out again, which "
+            f"took {since.points} points out."
+        )
+    for kind, *which in since.lost:
+        click.echo(f"Not brought back: {kind} {' '.join(map(str, which))}.", err=True)
+    for role in since.rotated:
+        click.echo(f"The {role} key was changed after the backup and is not in it: a new one was made.", err=True)
+    if since.rotated:
+        click.echo(f"Publish {directory}/keys/trust.json anew.", err=True)
     click.echo("`unlearnd audit` says whether storage is as the ledger has it; `unlearnd build` makes what is missing.")
 
 

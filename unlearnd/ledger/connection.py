@@ -224,9 +224,12 @@ class Ledger:
         sql = self._database.time
         return float(self.peek(sql)) if sql else here
 
-    def back_up(self, target: Path) -> None:
-        """Copy the ledger as of one moment to a new file of SQLite, which its owner alone can read."""
-        self._database.back_up(target)
+    def copy_file(self, target: Path) -> bool:
+        """Copy a ledger that is a file, as of one moment, to a new one; False where it is none."""
+        if isinstance(self._database, SQLite):
+            self._database.back_up(target)
+            return True
+        return False
 
     def scrub(self, patience: float = 10.0) -> None:
         """Make what was deleted unreadable, as far as the database can; see `remnants`."""

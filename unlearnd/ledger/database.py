@@ -6,7 +6,6 @@ connect and begin, where a ledger is and whether there is one, and what must be 
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Protocol
 
 from sqlalchemy import Connection, Engine
@@ -61,9 +60,6 @@ class Database(Protocol):
 
     def discard(self) -> None:
         """Remove the ledger and all it left behind."""
-
-    def back_up(self, target: Path) -> None:
-        """Copy the ledger as of one moment to a new file of SQLite, while others write; refuse where it cannot."""
 
     def take_turn(self, connection: Connection, among: str) -> None:
         """Wait until no other transaction of this kind goes on, and keep others waiting until this one ends."""

@@ -4,14 +4,19 @@
 never part. A tree head is signed only after that transaction is durable.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Connection
 
 from unlearnd.ledger.connection import Ledger, many
 from unlearnd.merkle import Node, grow, leaf_hash, prove_consistency, prove_inclusion, root_at
+
+Transaction = Connection
+"""What those who never speak SQL hand on."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,11 @@ def leaves(ledger: Ledger, begin: int, end: int) -> list[bytes]:
         return [bytes(row[0]) for row in connection.exec_driver_sql(sql, (begin, end))]
 
 
+def size_now(ledger: Ledger) -> int:
+    """Return how many leaves are durable, by the shortest way."""
+    return int(ledger.peek("SELECT coalesce(max(number) + 1, 0) FROM leaf"))
+
+
 def last_leaf(ledger: Ledger) -> bytes | None:
     """Return the newest leaf; None while there is none."""
     body = ledger.peek("SELECT body FROM leaf ORDER BY number DESC LIMIT 1")
@@ -150,6 +160,11 @@ def add_key(connection: Connection, key: SigningKey) -> None:
     )
 
 
+def end_keys_of(connection: Connection, role: str, until: int) -> None:
+    """Record that the key of a role that counts now no longer does from `until` on."""
+    connection.exec_driver_sql("UPDATE signing_key SET until = ? WHERE role = ? AND until IS NULL", (until, role))
+
+
 def end_key(connection: Connection, key_id: str, until: int) -> None:
     """Record that a key no longer counts from `until` on."""
     connection.exec_driver_sql("UPDATE signing_key SET until = ? WHERE key_id = ?", (until, key_id))
@@ -160,6 +175,17 @@ def receipt_entries(ledger: Ledger) -> list[ReceiptEntry]:
     sql = "SELECT request_id, leaf, detail, key_id FROM receipt ORDER BY leaf"
     with ledger.read() as connection:
         return [ReceiptEntry(**row._mapping) for row in connection.exec_driver_sql(sql)]
+
+
+def outcomes_between(ledger: Ledger, begin: int, end: int) -> list[tuple[str, dict[str, Any]]]:
+    """Return requests whose receipts are leaves `begin` … `end - 1`, each with what came of it."""
+    sql = (
+        "SELECT request.id, request.outcome FROM receipt JOIN request ON request.id = receipt.request_id "
+        "WHERE receipt.leaf >= ? AND receipt.leaf < ? ORDER BY receipt.leaf"
+    )
+    with ledger.read() as connection:
+        rows = connection.exec_driver_sql(sql, (begin, end))
+        return [(row[0], json.loads(row[1]) if row[1] else {}) for row in rows]
 
 
 def unwritten_receipts(ledger: Ledger) -> list[ReceiptEntry]:

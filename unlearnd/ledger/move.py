@@ -1,4 +1,4 @@
-"""Move a ledger from one database to another, all of it or nothing.
+"""Move a ledger from one database to another, or copy it, all of it or nothing.
 
 Everything is copied in one transaction of the new database while the old one's writers wait, and compared row by
 row. Then the old ledger ends, in the transaction that kept its writers waiting: whoever still has it open finds no
@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import BigInteger, Boolean, Connection, Float, Integer, LargeBinary, Table
@@ -71,6 +72,22 @@ def move(here: str, there: str) -> Moved:
             old.exec_driver_sql("UPDATE alembic_version SET version_num = ?", (MOVED,))
         reached(Step.LEDGER_ENDED)
         return _measured(target)
+
+
+def copy(source: Ledger, target_file: Path) -> None:
+    """Copy a ledger as of one moment to a new file of SQLite, its owner's alone, while others write."""
+    if source.copy_file(target_file):
+        return
+    with closing(Ledger(f"sqlite:///{target_file}")) as target:
+        target.reserve()
+        with source.read() as old, target.write() as new:
+            target.make_room(new)
+            make_tables(target, new, SCHEMA)
+            for table in _tables():
+                _copy(old, new, table)
+            _check_same_log(old, new)
+        # Nothing of it may be in a second file: the one is the copy.
+        target.scrub()
 
 
 def is_unfinished(url: str) -> bool:

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, create_engine, event
@@ -145,12 +144,6 @@ class PostgreSQL:
             raise self.refusal(error) from None
         finally:
             self.engine.dispose()
-
-    def back_up(self, target: Path) -> None:
-        raise RefusedError(
-            f"the ledger is in PostgreSQL, which has its own way: back it up with `pg_dump --schema={self.schema}`, "
-            "and the store's folder `keys` and unlearnd.toml after it"
-        )
 
     def take_turn(self, connection: Connection, among: str) -> None:
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_number(f'unlearnd/{among}/{self.schema}')})")

@@ -333,18 +333,27 @@ class Storage:
             )
 
     def _check_free(self) -> None:
-        """Raise unless nobody has claimed the root, or a folder above it, and a bucket has nothing below it."""
-        if self._local:
-            return
+        """Raise unless nobody has claimed the root, a folder above or below it; below it a bucket must have nothing."""
         above = self._root
         while above.strip("/"):
             # What lies above may be closed to us; then it cannot be looked at, and is taken to be free.
             with suppress(PermissionError):
-                if self._exists(f"{above}/{CLAIM}"):
+                if self._is_claimed(above):
                     raise self._taken()
             above = posixpath.dirname(above)
+        if self._local and any(CLAIM in names and self._is_claimed(where) for where, _, names in os.walk(self._root)):
+            raise self._taken()
         if self._bucket and not self._bucket.is_empty(self._root):
             raise RefusedError(f"there is something below {self.url} already, older versions count too: name another")
+
+    def _is_claimed(self, folder: str) -> bool:
+        if not self._local:
+            return self._exists(f"{folder}/{CLAIM}")
+        try:
+            # On a disk that is not all ours, somebody else may have a file of that name.
+            return bool(json.loads(Path(folder, CLAIM).read_bytes())["mediaType"] == CLAIM_TYPE)
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
 
     def _exists(self, path: str) -> bool:
         if self._bucket:

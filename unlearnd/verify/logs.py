@@ -131,6 +131,7 @@ class _Walk:
             "returned": self._restricted,
             "erasure": self._erasure,
             "rebuilt": self._rebuilt,
+            "restored": self._restored,
         }
 
     def step(self, leaf: bytes) -> None:
@@ -397,6 +398,12 @@ class _Walk:
                 self._wrong(index, "rebuilt refers to something that is not a receipt of its erasure")
                 break
         fields.rows("models", is_text, is_count, is_count)
+        return _to_the_minute(fields, "at")
+
+    def _restored(self, index: int, fields: Fields) -> datetime:
+        if fields.count("size") > index:
+            self._wrong(index, "a store went back to a log that is longer than the one it went back in")
+        fields.list("lost")
         return _to_the_minute(fields, "at")
 
 
