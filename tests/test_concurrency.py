@@ -6,6 +6,7 @@ step and does there what the other would do.
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import unlearnd
-from unlearnd import build, erasure, steps
+from unlearnd import build, erasure, slices, steps
 from unlearnd.errors import BusyError
 from unlearnd.leases import hold
 from unlearnd.ledger import points
@@ -220,6 +221,68 @@ def test_points_added_at_the_very_moment_their_user_is_erased_do_not_lose_their_
     met.erase(["u3"])
     assert met.where_user("u3") == []
     assert met.status().datasets[0].points == len(rows.without(["u3"]))
+
+
+@pytest.mark.parametrize("moment", ["before it looks", "storage listed", "ingests asked for", "ledger asked"])
+def test_points_committed_at_the_very_moment_an_erasure_sweeps_their_slice_stay(
+    new_store: Callable[..., Any],
+    people: Callable[..., Any],
+    add: Callable[..., Any],
+    moment: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An ingest has written and not committed; the sweep looks three times, and it commits between any two."""
+    store, rows = new_store(), people(20, 60)
+    add(store, rows, shards=1, slices=1)
+    staged, go_on = threading.Event(), threading.Event()
+
+    def wait(step: Step) -> None:
+        if step is Step.INGEST_STAGED:
+            staged.set()
+            assert go_on.wait(60)
+
+    def ingest() -> None:
+        with unlearnd.open_store(str(store.folder)) as other:
+            add(other, people(20, 60, seed=2), shards=None, slices=None)
+
+    steps.watcher = wait
+    adding = threading.Thread(target=ingest)
+    adding.start()
+
+    def commit() -> None:
+        go_on.set()
+        adding.join(60)
+        assert not adding.is_alive()
+
+    def after(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def look(*arguments: Any) -> Any:
+            found = real(*arguments)
+            commit()
+            return found
+
+        monkeypatch.setattr(owner, name, look)
+
+    try:
+        assert staged.wait(60)
+        # Something that no ledger knows, so that the sweep has work.
+        store.storage.write("data/d/0001/0001/000000000000-leftover.safetensors", b"left by a killed erasure")
+        if moment == "before it looks":
+            commit()
+        elif moment == "storage listed":
+            after(store.storage, "list")
+        else:
+            after(points, "unfinished_ingests" if moment == "ingests asked for" else "segments_of")
+        slices.sweep(store.ledger, store.storage, points.dataset_named(store.ledger, "d"), 1, 1, None)
+    finally:
+        go_on.set()
+        adding.join(60)
+        steps.watcher = None
+    monkeypatch.undo()
+    assert not [name for name in store.storage.list("data") if "leftover" in name]
+    dataset = points.dataset_named(store.ledger, "d")
+    assert sum(map(len, slices.read_slice(store.ledger, store.storage, dataset, 1, 1))) == 120
 
 
 @pytest.mark.both_databases

@@ -511,3 +511,38 @@ def test_a_secret_in_the_settings_is_refused(far_store: Store, new_store: Any, s
             new_store("x", storage="s3://b/p", storage_options=options)
     with pytest.raises(InputError, match="not known"):
         new_store("x", storage="s3://b/p", storage_options={"endpiont_url": "x"})
+
+
+BROKEN = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from doors import Doors
+from unlearnd.errors import StorageError
+from unlearnd.store import Store
+
+with Store.open(sys.argv[1]) as store:
+    Doors(int(sys.argv[3]), sys.argv[4], only="write_many").wrap()
+    try:
+        store.train("m", dataset="d", backend="linear", epochs=2, seed=int(sys.argv[5]))
+    except StorageError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("how", ["raise", "lost"])
+def test_an_upload_that_fails_in_the_middle_of_a_build_is_told_with_its_step_and_a_rerun_ends_with_the_same_bits(
+    far_store: Store, new_store: Any, people: Any, add: Any, fit: Any, digests: Any, how: str, run_python: Any
+) -> None:
+    rows = people()
+    add(far_store, rows)
+    harness = Path(__file__).parent / "faults"
+    said = run_python(BROKEN, far_store.folder, harness, 1, how, 20210523)
+    assert said.startswith("the state after slice 2 of shard 1 of model 'm' cannot be saved: "), said
+    # What came before it is saved, and what comes after was not begun upon a state that is nowhere.
+    assert digests(far_store).keys() == {(1, 1)}
+    fit(far_store)
+    near = new_store("near")
+    add(near, rows)
+    fit(near)
+    assert digests(far_store) == digests(near)
+    assert audit(far_store).failed == ()

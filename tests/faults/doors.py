@@ -44,6 +44,7 @@ HOWS = {
     "ledger.read": LOOKS,
     "ledger.peek": LOOKS,
     "ledger.scrub": ("raise", "lost", "hang", "kill"),
+    "ledger.copy_file": ("raise", "lost", "hang", "kill"),
 }
 """What can go wrong at each door."""
 _TRANSACTIONS = ("ledger.write", "ledger.load", "ledger.write_aside")
@@ -56,6 +57,8 @@ class Doors:
 
     at: int = -1
     how: str = ""
+    only: str = ""
+    """Count only calls of this door; all, where empty."""
     hanging: Callable[[], None] = lambda: None
     """Called when a call hangs, so that somebody comes and kills the process."""
     calls: list[str] = field(default_factory=list)
@@ -71,6 +74,7 @@ class Doors:
             self._wrap_look(Storage, name, name)
         self._wrap_look(Ledger, "peek", "ledger.peek")
         self._wrap_look(Ledger, "scrub", "ledger.scrub")
+        self._wrap_look(Ledger, "copy_file", "ledger.copy_file")
         self._wrap_read()
         for name, half in (("write_many", _half_write), ("create_new", _half_create), ("destroy", _half_destroy)):
             self._wrap_change(name, half)
@@ -79,6 +83,8 @@ class Doors:
 
     def _passes(self, name: str) -> str:
         """Count a call; return what is to go wrong with it, if anything; kill or hang where it is that."""
+        if self.only not in ("", name):
+            return ""
         with self._lock:
             self.calls.append(name)
             how = self.how if len(self.calls) - 1 == self.at else ""

@@ -11,6 +11,7 @@ verb and every way to break among them; with `count` 0 all of them are tried.
 """
 
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -35,12 +36,13 @@ import unlearnd
 import unlearnd.ingest
 from unlearnd.audit import audit
 from unlearnd.config import FILE_NAME, read_config
-from unlearnd.errors import UnlearndError
+from unlearnd.errors import RefusedError, UnlearndError
 from unlearnd.ledger import Ledger, erasures, log, points
 from unlearnd.ledger.database import SCHEMA
 from unlearnd.ledger.migrate import migrate
+from unlearnd.plugins import load_plugins
 from unlearnd.storage import Storage
-from unlearnd.store import Store, migrate_store
+from unlearnd.store import Store, copy_ledger, migrate_store, restore_store
 from unlearnd.verify.checks import verify_receipt
 
 ERASED = ("mallory.the.first@example.org", "mallory-424243")
@@ -74,8 +76,15 @@ class Place:
 
     def create(self, name: str) -> None:
         """Make an empty store."""
+        self.make_room(name)
+        self.init(name)
+
+    def make_room(self, name: str) -> None:
+        """Make a database for a store, where there is a server."""
         if self.database:
             self._server(f"CREATE DATABASE {self.prefix}{name} TEMPLATE template0 ENCODING 'UTF8'")
+
+    def init(self, name: str) -> None:
         given: dict[str, Any] = {}
         if self.database:
             given["ledger"] = self.database.replace("DATABASE", f"{self.prefix}{name}")
@@ -100,7 +109,36 @@ class Place:
         settings.write_text(text.replace(f'/{old}"', f'/{new}"'))
         return folder
 
+    def lose(self, name: str) -> None:
+        """Make a store of which only storage is left, and a backup that is older than what was erased in it."""
+        folder = self.copy("trained", name)
+        with Store.open(folder) as store:
+            store.back_up(self.folder / f"{name}.backup")
+            erase(store)
+            build(store)
+            url = store.ledger.url
+        for path in folder.iterdir():
+            if path.name != "storage":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        Ledger.discard(url)
+
+    def begin(self, verb: str, name: str) -> Path:
+        """Make the store that a verb begins with, or what there is where it makes one itself."""
+        stage = VERBS[verb][0]
+        if verb == "init":
+            self.make_room(name)
+        elif verb == "restore" and (self.database or self.storage):
+            # The backup names database and bucket: it cannot be made once for all.
+            self.lose(name)
+        elif verb == "restore":
+            shutil.copy(self.folder / "lost.backup", self.folder / f"{name}.backup")
+            shutil.copytree(self.folder / "lost", self.folder / name)
+        else:
+            self.copy(stage, name)
+        return self.folder / name
+
     def destroy(self, name: str) -> None:
+        (self.folder / f"{name}.backup").unlink(missing_ok=True)
         shutil.rmtree(self.folder / name, ignore_errors=True)
         if self.database:
             self._server(f"DROP DATABASE IF EXISTS {self.prefix}{name} WITH (FORCE)")
@@ -171,6 +209,36 @@ def check_audit(store: Store) -> Any:
     return list(audit(store).failed)
 
 
+def rotate(store: Store) -> Any:
+    store.rotate_key("log")
+    store.rotate_key("receipt")
+
+
+def carry_out_requests(store: Store) -> Any:
+    """Take requests in, unless they are, and carry them out."""
+    if not store.requests():
+        store.receive([*ERASED, NOBODY])
+    for entry in store.requests(("received", "verified")):
+        store.approve(entry.id, identity="account_login")
+    store.run_requests(build=False)
+
+
+def back_up(store: Store) -> Any:
+    # Each time to another file: one that is there is never written to.
+    store.back_up(store.folder / f"backup-{os.getpid()}")
+    return None
+
+
+def copy_ledger_of(folder: Path) -> Any:
+    old = read_config(folder).ledger
+    new = old.replace("schema=unlearnd", "schema=moved") if old.startswith("postgresql") else "sqlite:///moved.sqlite"
+    return asdict(copy_ledger(folder, new))["leaves"]
+
+
+def restore_into(folder: Path) -> Any:
+    return restore_store(folder.parent / f"{folder.name}.backup", folder)[1].points
+
+
 VERBS: dict[str, tuple[str, Callable[[Store], Any]]] = {
     "ingest": ("empty", ingest),
     "train": ("ingested", train),
@@ -181,17 +249,66 @@ VERBS: dict[str, tuple[str, Callable[[Store], Any]]] = {
     "log export": ("built", export_log),
     "receipt export": ("built", export_receipt),
     "audit": ("built", check_audit),
+    "requests": ("trained", carry_out_requests),
+    "keys rotate": ("trained", rotate),
+    "backup": ("built", back_up),
     "migrate": ("old", lambda store: None),
+    "init": ("nothing", lambda store: None),
+    "restore": ("lost", lambda store: None),
+    "ledger copy": ("built", lambda store: None),
 }
 """Every verb, what it begins with, and itself."""
+ASKING = ("predict", "evaluate", "log export", "receipt export", "audit", "backup")
+"""Verbs that leave the store as it is."""
+DONE = {"init": "there is a store", "restore": "there is a store", "ledger copy": "is there already"}
+"""How verbs that can be carried out once say that they were."""
 
 
-def run_verb(verb: str, folder: Path) -> Any:
+def run_verb(place: Place, verb: str, folder: Path) -> Any:
     """Run a verb as a fresh process would, opening the store included."""
     if verb == "migrate":
         return migrate_store(folder)
+    if verb == "init":
+        return place.init(folder.name)
+    if verb == "restore":
+        return restore_into(folder)
+    if verb == "ledger copy":
+        return copy_ledger_of(folder)
     with Store.open(folder) as store:
         return VERBS[verb][1](store)
+
+
+def run_again(place: Place, verb: str, folder: Path) -> Any:
+    """Run a verb after it was broken off; one that was carried out says so."""
+    try:
+        return run_verb(place, verb, folder)
+    except RefusedError as refused:
+        if verb in DONE and DONE[verb] in str(refused):
+            return None
+        raise
+
+
+def state_of(folder: Path) -> Any:
+    """Return what a verb that only asks must leave as it is."""
+    with Store.open(folder) as store:
+        there = {name: None for name in store.storage.list("") if not name.endswith(".part")}
+        return [store.log_head()[1], list(there), digests_of(folder)]
+
+
+def check_backups(place: Place, folder: Path) -> list[str]:
+    """Every backup that has its name is whole: put back beside a copy of the storage, it is the store."""
+    wrong = []
+    for file in sorted(folder.glob("backup-*")):
+        if place.database or place.storage:
+            continue  # put back by the verb of that name
+        copy = folder.with_name(f"{folder.name}-copy")
+        copy.mkdir()
+        shutil.copytree(folder / "storage", copy / "storage")
+        restore_store(file, copy)
+        if state_of(copy) != state_of(folder):
+            wrong.append("a backup put back is not the store it is of")
+        shutil.rmtree(copy)
+    return wrong
 
 
 def finish(folder: Path) -> None:
@@ -209,7 +326,7 @@ def digests_of(folder: Path) -> Any:
         return {f"{c.shard}/{c.slice}": c.tensors for c in store.checkpoints("m")}
 
 
-def check_end(folder: Path, expected: dict[str, Any], keys: list[bytes]) -> list[str]:
+def check_end(folder: Path, expected: dict[str, Any], keys: list[bytes], asked: tuple[int, ...] = (3,)) -> list[str]:
     """Return what is not as it would have been, had nothing gone wrong."""
     wrong: list[str] = []
     with Store.open(folder) as store:
@@ -224,7 +341,7 @@ def check_end(folder: Path, expected: dict[str, Any], keys: list[bytes]) -> list
         if report.failed or report.level != 4:
             wrong += [f"audit: {check.id} {check.sentence}" for check in report.checks if check.id in report.failed]
             wrong.append(f"audit: level {report.level}")
-        wrong += check_receipts(store)
+        wrong += check_receipts(store, asked)
         wrong += check_nothing_left(store, keys)
         left = [name for name in store.storage.list("") if name.endswith(".part") and "evidence/" not in name]
         wrong += [f"left over: {name}" for name in left]
@@ -235,7 +352,7 @@ def check_end(folder: Path, expected: dict[str, Any], keys: list[bytes]) -> list
     return wrong
 
 
-def check_receipts(store: Store) -> list[str]:
+def check_receipts(store: Store, asked: tuple[int, ...]) -> list[str]:
     """One request for each who was erased, one receipt for each request, and every receipt verifies."""
     wrong = []
     trust = (store.folder / "keys" / "trust.json").read_bytes()
@@ -243,8 +360,9 @@ def check_receipts(store: Store) -> list[str]:
     entries = log.receipt_entries(store.ledger)
     written = [name for name in store.storage.list("evidence/receipts") if not name.endswith(".part")]
     written = [name for name in written if "/." not in name]
-    if not len(requests) == len({r.handle for r in requests}) == len(entries) == len(set(written)) == 3:
-        wrong.append(f"{len(requests)} requests, {len(entries)} receipts logged, {len(written)} written; 3 were asked")
+    counts = {len(requests), len({r.handle for r in requests}), len(entries), len(set(written))}
+    if len(counts) != 1 or not counts <= set(asked):
+        wrong.append(f"{len(requests)} requests, {len(entries)} receipts logged, {len(written)} written, not {asked}")
     for entry in entries:
         report = verify_receipt(store.receipt(entry.request_id), trust, now=store.clock())
         wrong += [f"receipt: {check} fails" for check in report.failed]
@@ -329,7 +447,7 @@ def prepare(place: Place) -> tuple[dict[str, Any], list[bytes]]:
     for before, verb, after in stages:
 
         def go(_say: Any, before: str = before, verb: str = verb, after: str = after) -> None:
-            run_verb(verb, place.copy(before, after))
+            run_verb(place, verb, place.copy(before, after))
 
         in_child_well(go)
     keys: list[bytes] = []
@@ -342,11 +460,14 @@ def prepare(place: Place) -> tuple[dict[str, Any], list[bytes]]:
     for verb in ("predict", "evaluate", "log export", "receipt export", "audit"):
 
         def result(_say: Any, verb: str = verb) -> Any:
-            return run_verb(verb, place.copy("built", "once"))
+            return run_verb(place, verb, place.copy("built", "once"))
 
         expected[verb] = in_child_well(result)
         in_child_well(lambda say: place.destroy("once"))
+    expected["state"] = in_child_well(lambda say: state_of(place.folder / "built"))
     in_child_well(lambda say: _make_old(place))
+    if not (place.database or place.storage):
+        in_child_well(lambda say: place.lose("lost"))
     return expected, keys
 
 
@@ -374,10 +495,10 @@ def count_calls(place: Place, verb: str) -> list[str]:
     """Return the doors that a verb passes when nothing goes wrong, in order."""
 
     def counted(_say: Any) -> list[str]:
-        folder = place.copy(VERBS[verb][0], "counted")
+        folder = place.begin(verb, "counted")
         doors = Doors()
         doors.wrap()
-        run_verb(verb, folder)
+        run_verb(place, verb, folder)
         return doors.calls
 
     calls: list[str] = in_child_well(counted)
@@ -417,26 +538,30 @@ def try_fault(place: Place, fault: Fault, number: int, expected: dict[str, Any],
     name = f"try{number}"
 
     def break_it(say: Callable[[str], None]) -> Any:
-        folder = place.copy(VERBS[fault.verb][0], name)
+        folder = place.begin(fault.verb, name)
         doors = Doors(fault.at, fault.how, hanging=lambda: say("hanging"))
         doors.wrap()
         try:
-            return run_verb(fault.verb, folder)
+            return run_verb(place, fault.verb, folder)
         finally:
             say(f"broke {doors.broke}")
 
     def start_again(_say: Any) -> list[str]:
         folder = place.folder / name
         wrong = []
-        again = run_verb(fault.verb, folder) if fault.verb not in ("ingest", "train") else None
+        again = run_again(place, fault.verb, folder) if fault.verb not in ("ingest", "train") else None
         if fault.verb in expected and again != expected[fault.verb]:
             wrong.append(f"{fault.verb} run again gives something else")
         if fault.verb == "migrate":
             with closing(Ledger.open(_ledger_of(folder))) as ledger:
                 kept = log.leaves(ledger, 0, 9) == [b"first", b"second"]
                 return [] if kept and migrate_store(folder) == (SCHEMA, SCHEMA) else ["the migration lost something"]
+        if fault.verb in ASKING:
+            wrong += check_backups(place, folder)
+            return wrong if state_of(folder) == expected["state"] else [*wrong, f"{fault.verb} changed the store"]
         finish(folder)
-        return wrong + check_end(folder, expected, keys)
+        # A request about somebody without data names nobody in the log: after a restore it is asked and answered anew.
+        return wrong + check_end(folder, expected, keys, (3, 4) if fault.verb == "restore" else (3,))
 
     ended, said = in_child(break_it)
     told = json.loads(said[-1]) if said and said[-1].startswith("{") else {}
@@ -459,10 +584,19 @@ def try_fault(place: Place, fault: Fault, number: int, expected: dict[str, Any],
     return {**asdict(fault), "broke": broke, "outcome": outcome, "said": told.get("error"), "wrong": wrong}
 
 
+def warm_up(place: Place) -> None:
+    """Import what verbs import when they need it: here, once, and not in every process anew."""
+    heavy = ["pyarrow.compute", "cryptography.hazmat.primitives.serialization", "unlearnd.default_plugins.linear"]
+    heavy += ["cryptography.hazmat.primitives.asymmetric.ed25519", "cryptography.hazmat.primitives.ciphers.aead"]
+    heavy += ["unlearnd.executors", "unlearnd.aggregation", "_strptime"]
+    for name in [*heavy, *(["s3fs"] if place.storage else []), *(["psycopg"] if place.database else [])]:
+        importlib.import_module(name)
+    load_plugins()
+
+
 def sweep(place: Place, count: int, seed: int, only: list[str], seconds: float) -> dict[str, Any]:
     began = time.monotonic()
-    if place.storage:
-        import s3fs  # noqa: F401  (here, once, and not in every process anew)
+    warm_up(place)
     expected, keys = prepare(place)
     calls = {verb: count_calls(place, verb) for verb in VERBS if not only or verb in only}
     faults = [
