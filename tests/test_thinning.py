@@ -92,6 +92,33 @@ def test_erasing_gives_the_bits_of_a_store_that_never_met_them(
     assert audit(met, replay="all").failed == ()
 
 
+@pytest.mark.parametrize("placement", ["aware", "aware-both"])
+def test_thinned_and_placed_by_risk_workers_make_the_bits_of_one_process_that_never_met_them(
+    placement: str,
+    people: Callable[..., Any],
+    new_store: Callable[..., Any],
+    add: Callable[..., Any],
+    fit: Callable[..., Any],
+    digests: Callable[..., Any],
+) -> None:
+    rows, users = people(80, 240), ["u1", "u2", "u30"]
+    made = []
+    for name, some, how in (
+        ("met", rows, {"executor": "processes", "workers": 2}),
+        ("never", rows.without(users), {}),
+    ):
+        store = new_store(name)
+        country = ["eu" if int(user[1:]) % 4 else "ca" for user in some.user]
+        risk = {"eu": (1e-5, 0.75), "ca": (1e-4, 0.25)}
+        add(store, some, shards=2, slices=SLICES, group=country, placement=placement, risk=risk)
+        fit(store, keep=3, **how)
+        made.append(store)
+    met, never = made
+    met.erase(users, executor="processes", workers=2)
+    assert digests(met) == digests(never)
+    assert len(digests(met)) == 6
+
+
 def test_a_build_that_was_cut_off_goes_on_from_the_last_kept_checkpoint(
     people: Callable[..., Any],
     new_store: Callable[..., Any],

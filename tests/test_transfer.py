@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -354,6 +355,41 @@ def test_erasing_gives_the_bits_of_a_store_that_never_met_them_with_the_cache_an
             for store in (met, never)
         ]
         assert beside[0] == beside[1]
+
+
+def test_a_hold_takes_somebody_out_of_kept_features_and_a_release_brings_the_same_bits_back(
+    able_store: Callable[..., Any],
+    add: Callable[..., Any],
+    stand_on: Callable[..., Any],
+    people: Any,
+    base: Path,
+    digests: Callable[..., Any],
+) -> None:
+    rows, met, never = people(), able_store("met"), able_store("never")
+    add(met, rows)
+    stand_on(met, base)
+    before = digests(met)
+    (entry,) = met.receive(["u1"])
+    review = met.clock().date() + timedelta(days=30)
+    met.hold(entry.id, basis="legal_claims", approver="ann", review=review)
+    assert digests(met) != before
+    met.build()
+    add(never, rows.without(["u1"]))
+    stand_on(never, base)
+    assert digests(met) == digests(never)
+    # Others are erased meanwhile, from slices whose features were kept while somebody in them was on hold.
+    met.erase(["u2", "u3"])
+    without = able_store("without")
+    add(without, rows.without(["u1", "u2", "u3"]))
+    stand_on(without, base)
+    assert digests(met) == digests(without)
+    met.release(entry.id)
+    met.build()
+    back = able_store("back")
+    add(back, rows.without(["u2", "u3"]))
+    stand_on(back, base)
+    assert digests(met) == digests(back)
+    assert audit(met, replay="all").failed == ()
 
 
 def test_after_an_erasure_no_file_holds_what_the_base_made_of_the_erased(
