@@ -225,7 +225,8 @@ def receive(
     """Record requests that came in, in one transaction; return each as it stands.
 
     One that was given before, by its reference, is returned as it is. A second request about somebody whose first is
-    still open is a duplicate of it. With `approve`, those whose identity was checked, or need not be, are approved.
+    still open is a duplicate of it. With `approve`, those whose identity was checked, or need not be, are approved,
+    also where they were given before without it.
     """
     return receive_drafts(ledger, [draft(asked, policy, now) for asked in given], policy, now, actor, approve=approve)
 
@@ -259,6 +260,9 @@ def receive_drafts(
                     open_[entry.handle] = entry
                 else:
                     others[entry.target] = entry
+        waiting = [e for e in known.values() if e.state in ("received", "verified") and _identity_done(policy, e)]
+        if approve and waiting:
+            advance(connection, waiting, ("verify", "approve"), now, actor)
         sure = [e for e in fresh if approve and _identity_done(policy, e)]
         rest = [e for e in fresh if not (approve and _identity_done(policy, e))]
         for lot, path in ((sure, ("verify", "approve")), (rest, ())):
