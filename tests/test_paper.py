@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import json
+import shutil
 import struct
 import tarfile
 from pathlib import Path
@@ -16,7 +17,9 @@ from benchmarks.paper.__main__ import main
 from benchmarks.paper.cells import find_cell, key_of, save_cell
 from benchmarks.paper.experiment import EXPERIMENTS, Cell, experiment
 from benchmarks.paper.formats import DataError
+from benchmarks.paper.report import write_report
 
+ROOT = Path(__file__).parent.parent
 RANDOM = np.random.Generator(np.random.PCG64(5))
 
 
@@ -283,3 +286,16 @@ def test_what_was_measured_is_not_measured_again_and_makes_the_same_report(run, 
     assert "Small sizes" in page
     assert "SYNTHETIC Purchase" in page
     assert "python -m benchmarks.paper --quick --only linear_time" in page
+
+
+def test_the_committed_report_is_what_its_data_says(tmp_path):
+    committed = ROOT / "docs" / "results"
+    guide = tmp_path / "how-to" / "run-the-papers-evaluation.md"
+    guide.parent.mkdir()
+    guide.touch()
+    shutil.copytree(committed, tmp_path / "results")
+    (tmp_path / "results" / "README.md").unlink()
+    again = write_report(tmp_path / "results", plots=False)
+    assert again.read_text() == (committed / "README.md").read_text()
+    measured = {path.stem for path in (committed / "data").glob("*.json")}
+    assert measured == {path.stem for path in committed.glob("*.svg")}

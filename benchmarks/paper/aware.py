@@ -23,8 +23,6 @@ WAYS = {
     "uniform": ("uniform", "uniform"),
     "Algorithm 1": ("aware-algorithm-1", "uniform"),
     "risk-ordered slices": ("aware", "uniform"),
-    "both": ("aware-both", "uniform"),
-    "square-root rule": ("aware-square-root", "uniform"),
     "risk-ordered, equal-work": ("aware", "equal-work"),
 }
 """Placement and schedule by what the report calls them."""

@@ -30,8 +30,11 @@ figures, intervals are 95 %, and `S`, `R`, `K`, `e′` are the paper's: shards, 
 """
 
 
-def write_report(out: Path) -> Path:
-    """Write `README.md` and the plots for all experiments that have saved something below `out`."""
+def write_report(out: Path, *, plots: bool = True) -> Path:
+    """Write `README.md` and the plots for all experiments that have saved something below `out`.
+
+    Without `plots` those that are there are shown as they are.
+    """
     found = [(name, *read_experiment(path)) for name in EXPERIMENTS if (path := out / "data" / f"{name}.json").exists()]
     shown = [(name, about, cells, _findings(name, cells)) for name, about, cells in found if cells]
     lines = [_head(out), _machine_line([about for _, about, _, _ in shown]), "", "## Claim by claim", ""]
@@ -45,7 +48,8 @@ def write_report(out: Path) -> Path:
     lines += _receipts([(name, cells) for name, _, cells, _ in shown])
     for name, about, cells, findings in shown:
         what = experiment(name)
-        drawn = _draw(what, cells, out / f"{name}.svg")
+        picture = out / f"{name}.svg"
+        drawn = _draw(what, cells, picture) if plots else picture.exists()
         lines += [*_section(name, what, about, cells, findings, drawn), ""]
     path = out / "README.md"
     write_text(path, "\n".join(lines).rstrip() + "\n")
