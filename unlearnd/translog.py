@@ -430,6 +430,7 @@ def _write(path: Path, data: bytes) -> None:
     """Write a file beside the keys in the place of what is there: whole or not at all."""
     try:
         write_files([(str(path), [data])])
+        path.chmod(0o644)  # to be published
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}") from error
 
