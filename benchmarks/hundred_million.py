@@ -1,7 +1,8 @@
 """A ledger with a hundred million points, run by hand: `python -m benchmarks.hundred_million [MILLIONS]`.
 
 Not a line of `make bench`: it takes minutes and gigabytes. Points come in tens of millions, ten a user and users in
-random order, each ten million of people of their own. Features are few, since it is the ledger that is measured.
+random order, each ten million of people of their own. Features are few, since it is the ledger that is measured. A row
+is printed after every ten million, so that a run that is stopped has said something.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,37 +25,31 @@ _LOT, _EACH, _SHARDS, _SLICES = 10_000_000, 10, 20, 50
 def main() -> None:
     lots = max(1, int(sys.argv[1] if len(sys.argv) > 1 else "100") // 10)
     generator = np.random.default_rng(9)
+    print("  points M   these, points/s   all, points/s   ledger B/point   data B/point   look up, ms   erase, ms")
     with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder) / "store"
-        with Store.create(home) as store:
-            spent = 0.0
-            for lot in range(lots):
-                x = generator.integers(0, 256, (_LOT, 8), dtype=np.uint8)
-                user = generator.permutation(_LOT) // _EACH + lot * (_LOT // _EACH)
-                layout = {"shards": _SHARDS, "slices": _SLICES, "classes": 10}
-                begun = time.perf_counter()
-                store.ingest("points", x, label=generator.integers(0, 10, _LOT), user=user, **layout)
-                took = time.perf_counter() - begun
+        home, spent = Path(folder) / "store", 0.0
+        for lot in range(lots):
+            x = generator.integers(0, 256, (_LOT, 8), dtype=np.uint8)
+            user = generator.permutation(_LOT) // _EACH + lot * (_LOT // _EACH)
+            label, layout = generator.integers(0, 10, _LOT), {"shards": _SHARDS, "slices": _SLICES, "classes": 10}
+            with Store.open(home) if lot else Store.create(home) as store:
+                took = _seconds(partial(store.ingest, "points", x, label=label, user=user, **layout))
                 spent += took
-                print(f"{(lot + 1) * 10:4} M points, the last ten at {_LOT / took:,.0f} points/s", flush=True)
-            people = generator.choice(lots * _LOT // _EACH, 220, replace=False).tolist()
-            for user in people[:20]:
-                store.where_user(user)
-            looked = [_seconds(lambda user=user: store.where_user(user)) for user in people[20:200]]
-            erased = [_seconds(lambda user=user: store.erase([user], build=False)) for user in people[200:]]
-            store.ledger.scrub()
-        size = (home / "ledger.sqlite").stat().st_size
-        held = sum(path.stat().st_size for path in (home / "storage").rglob("*") if path.is_file())
-    count = lots * _LOT
-    print(f"ingest, points/s                        {count / spent:14,.0f}   ({spent:,.0f} s)")
-    print(f"ledger, bytes per point                 {size / count:14.1f}   ({size / 1e9:.2f} GB)")
-    print(f"slice data, bytes per point             {held / count:14.1f}   ({held / 1e9:.2f} GB)")
-    print(f"look up a user, median, ms              {1000 * statistics.median(looked):14.3f}")
-    print(f"erase a user without build, median, ms  {1000 * statistics.median(erased):14.1f}")
-    print(f"erase a user without build, most, ms    {1000 * max(erased):14.1f}")
+                people = generator.choice((lot + 1) * (_LOT // _EACH), 115, replace=False).tolist()
+                looked = [_seconds(partial(store.where_user, one)) for one in people[:110]][10:]
+                erased = [_seconds(partial(store.erase, [one], build=False)) for one in people[110:]]
+            # Closed, the ledger has no journal beside it.
+            count, size = (lot + 1) * _LOT, (home / "ledger.sqlite").stat().st_size
+            held = sum(path.stat().st_size for path in (home / "storage" / "data").rglob("*") if path.is_file())
+            look, erase = (1000 * statistics.median(times) for times in (looked, erased))
+            print(
+                f"{count // 1_000_000:10} {_LOT / took:17,.0f} {count / spent:15,.0f} {size / count:16.1f} "
+                f"{held / count:14.1f} {look:13.3f} {erase:11.1f}",
+                flush=True,
+            )
 
 
-def _seconds(work) -> float:  # type: ignore[no-untyped-def]
+def _seconds(work: Callable[[], object]) -> float:
     begun = time.perf_counter()
     work()
     return time.perf_counter() - begun

@@ -297,7 +297,8 @@ def test_a_report_is_lines_for_a_spreadsheet_or_a_page_that_prints_without_a_scr
     assert (made.exit_code, made.stdout) == (0, "")
     text = page.read_text()
     assert "<script" not in text
-    assert "http" not in text
+    assert "http:" not in text
+    assert "https:" not in text
     assert "@media print" in text
     open_tags: list[str] = []
 
