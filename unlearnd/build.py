@@ -7,7 +7,6 @@ stops, lets go and looks again at what is missing; what it had entered stays.
 """
 
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -55,7 +54,6 @@ GROUP_SHARDS = 32
 WAITING_BYTES = 256 << 20
 """Of states that are trained and not saved yet, and of points read for the group that is next."""
 _GIVE_WAY = 0.25
-_TURN = 0.0005
 
 
 @dataclass(frozen=True)
@@ -417,10 +415,6 @@ class _Group:
                 seed = step_seed(self._model.seed, shard, 0)
                 self._states[shard] = self._ask(f"shard {shard}", self._sight.initial_state, seed)
         writer = _Writer(self._enter)
-        turns = sys.getswitchinterval()
-        # Training hands the interpreter over at every operation and waits to have it back. What sends states to the
-        # other side of a network has little to do at a time, and need not keep it for longer.
-        sys.setswitchinterval(_TURN)
         try:
             last = max(standing.slices for standing in self._standings.values())
             for slice_ in range(1, last + 1):
@@ -431,7 +425,6 @@ class _Group:
                     if trained:
                         writer.put(trained)
         finally:
-            sys.setswitchinterval(turns)
             writer.close()
         writer.check()
 
