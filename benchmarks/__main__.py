@@ -25,6 +25,7 @@ NAMES = (
     "growth",
     "baseline",
     "queue",
+    "requests",
 )
 
 
