@@ -226,9 +226,10 @@ def test_probabilities_come_from_a_policy_and_shares_from_the_command_line(
         "ca": (0.01, None),
     }
     monkeypatch.chdir(store.folder.parent)
-    refused = plan("--points", 1000, "--policy", "gdpr")
-    assert refused.exit_code == 1
-    assert "states no erasure probabilities" in refused.stderr
+    noted = plan("--points", 1000, "--policy", "gdpr", "--json")
+    assert noted.exit_code == 0
+    assert "states no erasure probabilities" in noted.stderr
+    assert {option["placement"] for option in json.loads(noted.stdout)["options"]} == {"uniform"}
     assert plan("--points", 1000, "--policy", "nowhere").exit_code == 1
 
 

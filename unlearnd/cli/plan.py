@@ -65,7 +65,7 @@ def plan(
         per_day=per_day,
         keep=_keep(keep),
         scattered=None if unit is None else unit == "point",
-        risks=read_risks(risk, policy, own_folder(folder)) or None,
+        risks=read_risks(risk, policy, own_folder(folder), needed=False) or None,
         state_bytes=None if state_mb is None else state_mb * 1e6,
         samples_per_second=rate,
         **numbers,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from unlearnd.cli.show import note
 from unlearnd.errors import InputError, NotFoundError
 
 if TYPE_CHECKING:
@@ -20,13 +21,14 @@ risk_option = click.option(
 )
 
 
-def read_risks(given: tuple[str, ...], policy: str | None, own: Path | None) -> "list[Risk]":
+def read_risks(given: tuple[str, ...], policy: str | None, own: Path | None, *, needed: bool = True) -> "list[Risk]":
     """Return risks as they are given: `group=probability[:share]`, JSON files of `{group: probability}` or `{group:
-    [probability, share]}`, and of a policy what they do not say. `group=:share` leaves the probability to it.
+    [probability, share]}`, and of a policy what they do not say. `group=:share` leaves the probability to it. A policy
+    that states none is an error where they are `needed`, else worth a note.
     """
     from unlearnd.layouts import Risk  # heavy: numpy
 
-    known = _probabilities(policy, own) if policy is not None else {}
+    known = _probabilities(policy, own, needed) if policy is not None else {}
     found: list[Risk] = []
     for text in given:
         group, equals, numbers = text.rpartition("=")
@@ -38,15 +40,18 @@ def read_risks(given: tuple[str, ...], policy: str | None, own: Path | None) -> 
     return [*found, *(Risk(group, probability) for group, probability in known.items() if group not in said)]
 
 
-def _probabilities(policy: str, own: Path | None) -> dict[str, float]:
+def _probabilities(policy: str, own: Path | None, needed: bool) -> dict[str, float]:
     from unlearnd.policy import load_policy  # heavy: pydantic
 
     stated = load_policy(policy, own).placement.erasure_probability
     if not stated:
-        raise InputError(
+        said = (
             f"the policy '{policy}' states no erasure probabilities: add placement.erasure_probability to one of "
             "your own that extends it, or give --risk"
         )
+        if needed:
+            raise InputError(said)
+        note(f"{said[0].upper()}{said[1:]}. Until then everybody counts as equally likely to leave.")
     return {group: float(probability) for group, probability in stated.items()}
 
 
