@@ -557,7 +557,7 @@ def test_a_position_asked_about_before_it_was_given_can_still_be_erased(filled: 
     ("arguments", "columns"),
     [
         (("plugins",), ["plugin", "package", "version", "brings"]),
-        (("checkpoints", "m"), ["shard", "slice", "recipe", "file", "tensors", "samples", "seconds"]),
+        (("checkpoints", "m"), ["shard", "slice", "recipe", "file", "tensors", "bytes", "samples", "seconds"]),
         (("where", "--user", user(1)), ["dataset", "shard", "slice", "points", "positions"]),
         (("erase", "--user", user(1), "--dry-run"), ["model", "shards", "checkpoints", "samples", "retraining"]),
         (("erase", "--user", user(1)), ["request", "points", "slices", "checkpoints", "influence", "rebuilt"]),

@@ -59,6 +59,7 @@ ADVICE = {
     "KeepsMomentumToItself": "must be in the state, not kept on the backend",
     "KeepsMomentumInTheProcess": "must be in the state, not kept on the backend",
     "CachesByTheWrongName": "outlived them outside the state",
+    "LooksAtOneDifferently": "`features` have other bits when computed one at a time",
 }
 
 
@@ -129,11 +130,14 @@ def test_each_broken_backend_fails_exactly_the_rule_it_breaks_and_is_told_what_t
         return {rule for rule, how in outcomes[who].items() if how == "skipped"}
 
     # Only what cannot be asked is skipped: a kill needs an installed backend, comparisons a deterministic one.
-    kill = "test_a_build_goes_on_after_a_kill_at_each_slice"
-    assert skipped("Good") == skipped("GoodWhole") == {kill}
-    assert skipped("KeepsMomentumInTheProcess") == set()
+    # And features are asked of those who make some.
+    kill, seen = "test_a_build_goes_on_after_a_kill_at_each_slice", "test_features_depend_on_the_point_alone"
+    assert skipped("Good") == skipped("GoodWhole") == {kill, seen}
+    assert skipped("GoodOnFeatures") == {kill}
+    assert skipped("KeepsMomentumInTheProcess") == {seen}
     assert skipped("GoodGuess") == {
         kill,
+        seen,
         "test_the_seed_decides_what_is_drawn",
         "test_where_points_lie_in_memory_changes_nothing",
         "test_constituents_share_nothing",

@@ -3,14 +3,17 @@
 import hashlib
 import runpy
 import shutil
+import socket
 import sqlite3
 import struct
 import threading
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from safetensors.numpy import load_file, save, save_file
 
 import unlearnd
 from unlearnd.audit import audit
-from unlearnd.errors import BackendError, DamagedStoreError, InputError, NotFoundError, RefusedError
+from unlearnd.errors import BackendError, DamagedStoreError, InputError, NotFoundError, RefusedError, StorageError
 from unlearnd.steps import Step
 from unlearnd.translog import sign_head
 from unlearnd.verify.reports import Result
@@ -69,6 +72,20 @@ def stand_on(fit: Callable[..., Any]) -> Callable[..., Any]:
         return fit(store, "transfer", settings=settings, **options)
 
     return train
+
+
+class _Silent(SimpleHTTPRequestHandler):
+    def log_message(self, *said: Any) -> None:
+        pass
+
+
+@contextmanager
+def serving_http(folder: Path) -> Iterator[str]:
+    """Serve the files of a folder over HTTP, to this machine alone."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Silent, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
 
 
 def features_in(store: Any) -> list[Path]:
@@ -170,12 +187,26 @@ def test_what_cannot_be_a_base_is_said_in_one_sentence_and_nothing_is_left_behin
 
 
 def test_a_base_that_is_not_there_or_not_text_is_said(
-    able_store: Callable[..., Any], add: Callable[..., Any], stand_on: Callable[..., Any], fit: Any, people: Any
+    able_store: Callable[..., Any],
+    add: Callable[..., Any],
+    stand_on: Callable[..., Any],
+    fit: Any,
+    people: Any,
+    tmp_path: Path,
 ) -> None:
     store = able_store()
     add(store, people())
     with pytest.raises(NotFoundError, match=r"there is no file nowhere\.safetensors to be the base"):
         stand_on(store, "nowhere.safetensors")
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+    # Nobody listens there any more: that is not the same as a file that is not there.
+    with pytest.raises(StorageError, match=f"cannot be read: Cannot connect to host 127.0.0.1:{port}"):
+        stand_on(store, f"http://127.0.0.1:{port}/base.safetensors")
+    with pytest.raises(InputError, match=r"cannot be opened: Cannot connect to host 127\.0\.0\.1"):
+        store.ingest("far", f"http://127.0.0.1:{port}/rows.csv", user="user", label="label")
+    with serving_http(tmp_path) as address, pytest.raises(NotFoundError, match="there is no file http"):
+        stand_on(store, f"{address}/nowhere.safetensors")
     with pytest.raises(NotFoundError, match="keeps no base"):
         stand_on(store, "0" * 64)
     with pytest.raises(InputError, match="is a path or URI"):

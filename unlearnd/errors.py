@@ -73,3 +73,11 @@ class PluginError(UnlearndError):
 
 class BackendError(PluginError):
     """A backend raised while training or answering."""
+
+
+def behind_absence(error: OSError) -> Exception | None:
+    """Return what fsspec took for a missing file: over HTTP, a server that is not there or says no; else None."""
+    cause = error.__cause__
+    if not isinstance(cause, Exception) or isinstance(cause, FileNotFoundError):
+        return None
+    return None if getattr(cause, "status", None) in (404, 410) else cause

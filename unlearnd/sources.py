@@ -41,7 +41,7 @@ from unlearnd.columns import (
     is_nested,
     looks_like_number,
 )
-from unlearnd.errors import InputError, NotFoundError
+from unlearnd.errors import InputError, NotFoundError, behind_absence
 
 __all__ = ["Batch", "Column", "Data", "as_labels", "decide_labels", "read_batches"]
 
@@ -337,7 +337,9 @@ def _opened(source: str) -> Iterator[IO[bytes]]:
     with ExitStack() as stack:
         try:
             file = stack.enter_context(fsspec.open(source, "rb", compression=compression))
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if (cause := behind_absence(error)) is not None:
+                raise InputError(f"{source}: cannot be opened: {cause}") from None
             raise NotFoundError(f"{source}: no such file") from None
         except IsADirectoryError:
             raise InputError(f"{source}: is a directory, not a file") from None

@@ -11,7 +11,8 @@ Subclass `BackendContract`, supply one fixture, and pytest does the rest:
 
 Nothing here looks inside a backend. It is given points, states and seeds as a build gives them, and real stores
 train, are stopped, are killed and erase with it. What a backend does not claim (`sliceable`, `deterministic`,
-`train_many`) is not asked of it. A failure says what to mend. This module alone needs pytest: `unlearnd[testing]`.
+`train_many`, features of a base) is not asked of it. A failure says what to mend. This module alone needs pytest:
+`unlearnd[testing]`.
 """
 
 import copy
@@ -35,7 +36,7 @@ from safetensors.numpy import load as load_tensors
 from unlearnd import steps
 from unlearnd.checkpoints import encode_state
 from unlearnd.errors import InputError
-from unlearnd.hookspecs import Backend, Job, OnProgress, Points, Settings, State
+from unlearnd.hookspecs import Backend, FeatureBackend, Job, OnProgress, Points, Settings, State
 from unlearnd.plugins import load_plugins
 from unlearnd.recipes import samples_at
 from unlearnd.store import Store
@@ -175,6 +176,16 @@ class BackendContract:
     def wrong_settings(self, backend: Backend, settings: Mapping[str, object]) -> Mapping[str, object]:
         """Return a value for each setting that it cannot have."""
         return {name: {"no": ["such", "value"]} for name in backend.settings(settings)}
+
+    @pytest.fixture
+    def feature_settings(self, settings: Mapping[str, object]) -> Mapping[str, object]:
+        """Return settings with which a backend that can trains on what a frozen base makes of points."""
+        return settings
+
+    @pytest.fixture
+    def base(self) -> State | None:
+        """Return the tensors of the base that `feature_settings` name; None where features need none."""
+        return None
 
     @pytest.fixture
     def shape(self) -> tuple[int, ...]:
@@ -461,6 +472,58 @@ class BackendContract:
             np.allclose(together[:, :1], trial.answer(states, x[:1]), atol=1e-4),
             "a row is answered differently alone than among others: answers may depend on the row alone",
         )
+
+    def test_features_depend_on_the_point_alone(
+        self, trial: Trial, feature_settings: Mapping[str, object], base: State | None
+    ) -> None:
+        """What a base makes of a point has the same bits alone, among others and in any order, and can be learned."""
+        able = trial.backend
+        if not isinstance(able, FeatureBackend):
+            pytest.skip(f"backend '{trial.backend.name}' trains on points, and on no features of a base")
+        given = json.loads(json.dumps(_ask("settings", trial.backend.settings, feature_settings)))
+        _check(
+            isinstance(_ask("features_key", able.features_key, given), str),
+            "`features_key` returns no text for the settings tried: give settings that train on features in the "
+            "fixture `feature_settings`, and the tensors of their base in the fixture `base`",
+        )
+
+        def see(x: NDArray[Any], backend: FeatureBackend = able) -> NDArray[Any]:
+            return _ask(f"features of {len(x)} points", backend.features, given, base, x, trial.device)
+
+        points = trial.points(21, draw=6)
+        x = points.x.copy()
+        seen = see(points.x)
+        _check(np.array_equal(x, points.x), "`features` writes to the points it is given: copy them")
+        _check(
+            isinstance(seen, np.ndarray) and seen.dtype == np.float32 and len(seen) == len(x) and seen.ndim > 1,
+            f"`features` must return one float32 array for each of {len(x)} points, not {_shown(seen)}",
+        )
+        _check(bool(np.isfinite(seen).all()), "`features` are not finite")
+        none = see(x[:0])
+        _check(none.shape == (0, *seen.shape[1:]), f"`features` of no points have the shape {none.shape}")
+        if trial.backend.deterministic:
+            other = trial.fresh()
+            assert isinstance(other, FeatureBackend)
+            ways = {
+                "one at a time": np.concatenate([see(x[row : row + 1]) for row in range(len(x))]),
+                "in another order": see(np.ascontiguousarray(x[::-1]))[::-1],
+                "a part at a time": np.concatenate([see(x[:5]), see(x[5:])]),
+                "at another address": see(_moved(x, 4)),
+                "by a new backend": see(x, other),
+            }
+            for how, again in ways.items():
+                _check(
+                    again.shape == seen.shape and again.tobytes() == seen.tobytes(),
+                    f"`features` have other bits when computed {how}: they are kept beside points, and points around "
+                    "them come and go. Look at always as many points together, filled up where there are fewer",
+                )
+        start = _ask(
+            "initial_state_on", able.initial_state_on, given, base, trial.shape, trial.classes, _fixed_seed(61)
+        )
+        on = replace(trial, settings=given)
+        after = on.train(on.job(start, Points(seen, points.y), 62))
+        _check(_bytes_of(after) != _bytes_of(start), "training on features changes nothing")
+        _check_answers(on.answer([after, start], seen), (2, len(x), trial.classes))
 
     # Little data
 

@@ -126,6 +126,19 @@ class GoodGuess(Good):
         return np.random.permutation(len(job.points.y))
 
 
+class GoodOnFeatures(Good):
+    """Learns from what a frozen base makes of points."""
+
+    def features_key(self, settings):
+        return "squared"
+
+    def features(self, settings, base, x, device):
+        return np.square(x, dtype=np.float32)
+
+    def initial_state_on(self, settings, base, shape, classes, seed):
+        return self.initial_state(settings, shape, classes, seed)
+
+
 class NearlyTrue(Good):
     breaks = ("test_it_has_every_member_of_a_backend",)
     sliceable = 1
@@ -328,6 +341,16 @@ class CachesByTheWrongName(Good):
         if job.seed not in self.fitted:
             self.fitted[job.seed] = super().fit(job)
         return self.fitted[job.seed]
+
+
+class LooksAtOneDifferently(GoodOnFeatures):
+    """A point alone goes another way through the base, as a product of a matrix and a vector does in BLAS."""
+
+    breaks = ("test_features_depend_on_the_point_alone",)
+
+    def features(self, settings, base, x, device):
+        seen = super().features(settings, base, x, device)
+        return np.nextafter(seen, np.float32(9)) if len(x) == 1 else seen
 
 
 class DrawsFromTheProcess(Good):

@@ -173,9 +173,10 @@ def checkpoints(model: str, folder: str | None, as_json: bool) -> None:
         print_json({"model": model, "checkpoints": [asdict(checkpoint) for checkpoint in found]})
         return
     rows = [
-        (c.shard, c.slice, c.recipe[:16], c.file[:16], c.tensors[:16], c.samples, f"{c.seconds:.2f}") for c in found
+        (c.shard, c.slice, c.recipe[:16], c.file[:16], c.tensors[:16], c.size, c.samples, f"{c.seconds:.2f}")
+        for c in found
     ]
-    print_table(("shard", "slice", "recipe", "file", "tensors", "samples", "seconds"), rows)
+    print_table(("shard", "slice", "recipe", "file", "tensors", "bytes", "samples", "seconds"), rows)
 
 
 def _epochs(given: str | None) -> Any:

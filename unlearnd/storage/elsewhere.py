@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import fsspec
 
-from unlearnd.errors import InputError, NotFoundError, StorageError, UnlearndError
+from unlearnd.errors import InputError, NotFoundError, StorageError, UnlearndError, behind_absence
 
 _BEGINNING, _PORTION = 1 << 16, 1 << 22
 
@@ -27,7 +27,9 @@ def read_elsewhere(url: str, what: str, most: int, look: Callable[[bytes], None]
                     raise InputError(f"the {what} {url} has more than {most >> 30} GiB")
     except UnlearndError:
         raise
-    except (FileNotFoundError, IsADirectoryError):
+    except (FileNotFoundError, IsADirectoryError) as error:
+        if (cause := behind_absence(error)) is not None:
+            raise StorageError(f"the {what} {url} cannot be read: {cause}") from error
         raise NotFoundError(f"there is no file {url} to be the {what}") from None
     except OSError as error:
         raise StorageError(f"the {what} {url} cannot be read: {error.strerror or error}") from error

@@ -58,6 +58,16 @@ class Images(BackendContract):
         return {"batch_size": 16, "crop_padding": 1, "flip": True, **self.small}
 
     @pytest.fixture
+    def feature_settings(self):
+        frozen = {"base": "0" * 64, "base_public": True, "train": "head"}
+        return {"batch_size": 16, "standardize": "fixed", "mean": 128, "std": 64, **frozen, **self.small}
+
+    @pytest.fixture
+    def base(self, backend, shape, classes):
+        drawn = backend.initial_state(backend.settings(self.small), shape, classes, 9)
+        return {name.removeprefix("module."): drawn[name] for name in drawn if name.startswith("module.")}
+
+    @pytest.fixture
     def shape(self):
         return (6, 6, 1)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load, save
+from safetensors.numpy import load, load_file, save, save_file
 from unlearnd_torch import NetworkBackend
 from unlearnd_torch.networks import ResNet, WideResNet, blocks_of, build_network
 from unlearnd_torch.settings import NETWORKS
@@ -190,6 +190,113 @@ def test_resnets_have_the_names_and_sizes_of_published_weights(depth, tensors, n
     for name, shape in known.items():
         assert shape is None or tuple(names[name].shape) == shape, name
     assert ("layer1.0.downsample.0.weight" in names) == (depth == 50)
+
+
+# The tensors of ResNet-18 for ImageNet as torchvision and timm publish it. A line that ends in `bn` and a number, or in
+# `downsample.1`, is a batch normalisation: weight, bias, running_mean, running_var and num_batches_tracked.
+RESNET_18 = """
+conv1.weight 64 3 7 7
+bn1 64
+layer1.0.conv1.weight 64 64 3 3
+layer1.0.bn1 64
+layer1.0.conv2.weight 64 64 3 3
+layer1.0.bn2 64
+layer1.1.conv1.weight 64 64 3 3
+layer1.1.bn1 64
+layer1.1.conv2.weight 64 64 3 3
+layer1.1.bn2 64
+layer2.0.conv1.weight 128 64 3 3
+layer2.0.bn1 128
+layer2.0.conv2.weight 128 128 3 3
+layer2.0.bn2 128
+layer2.0.downsample.0.weight 128 64 1 1
+layer2.0.downsample.1 128
+layer2.1.conv1.weight 128 128 3 3
+layer2.1.bn1 128
+layer2.1.conv2.weight 128 128 3 3
+layer2.1.bn2 128
+layer3.0.conv1.weight 256 128 3 3
+layer3.0.bn1 256
+layer3.0.conv2.weight 256 256 3 3
+layer3.0.bn2 256
+layer3.0.downsample.0.weight 256 128 1 1
+layer3.0.downsample.1 256
+layer3.1.conv1.weight 256 256 3 3
+layer3.1.bn1 256
+layer3.1.conv2.weight 256 256 3 3
+layer3.1.bn2 256
+layer4.0.conv1.weight 512 256 3 3
+layer4.0.bn1 512
+layer4.0.conv2.weight 512 512 3 3
+layer4.0.bn2 512
+layer4.0.downsample.0.weight 512 256 1 1
+layer4.0.downsample.1 512
+layer4.1.conv1.weight 512 512 3 3
+layer4.1.bn1 512
+layer4.1.conv2.weight 512 512 3 3
+layer4.1.bn2 512
+fc.weight 1000 512
+fc.bias 1000
+"""
+
+
+def published_resnet_18():
+    """Return tensors of those names and shapes."""
+    random = torch.Generator().manual_seed(5)
+    tensors = {}
+    for line in RESNET_18.split("\n")[1:-1]:
+        name, *shape = line.split()
+        shape = [int(size) for size in shape]
+        if name.rpartition(".")[2] in ("weight", "bias"):
+            tensors[name] = torch.randn(shape, generator=random) / max(1, int(np.prod(shape[1:]))) ** 0.5
+            continue
+        for part in ("weight", "bias", "running_mean", "running_var"):
+            drawn = torch.rand(shape, generator=random)
+            tensors[f"{name}.{part}"] = drawn + 0.5 if part in ("weight", "running_var") else drawn - 0.5
+        tensors[f"{name}.num_batches_tracked"] = torch.tensor(7)
+    return tensors
+
+
+def run_resnet_18(tensors, x):
+    """Return the 512 features and the 1000 logits of He et al.'s network, written out once more, with no module."""
+    F = torch.nn.functional
+
+    def bn(x, name):
+        mean, var, weight, bias = (tensors[f"{name}.{p}"] for p in ("running_mean", "running_var", "weight", "bias"))
+        return F.batch_norm(x, mean, var, weight, bias)
+
+    x = F.max_pool2d(F.relu(bn(F.conv2d(x, tensors["conv1.weight"], stride=2, padding=3), "bn1")), 3, 2, 1)
+    for layer in (1, 2, 3, 4):
+        for block in (0, 1):
+            at, stride = f"layer{layer}.{block}", 2 if layer > 1 and block == 0 else 1
+            y = F.relu(bn(F.conv2d(x, tensors[f"{at}.conv1.weight"], stride=stride, padding=1), f"{at}.bn1"))
+            y = bn(F.conv2d(y, tensors[f"{at}.conv2.weight"], padding=1), f"{at}.bn2")
+            if stride == 2:
+                x = bn(F.conv2d(x, tensors[f"{at}.downsample.0.weight"], stride=2), f"{at}.downsample.1")
+            x = F.relu(y + x)
+    seen = x.mean((2, 3))
+    return seen, seen @ tensors["fc.weight"].T + tensors["fc.bias"]
+
+
+def test_a_published_resnet_18_loads_from_safetensors_and_computes_what_it_computes_elsewhere(tmp_path):
+    tensors, shape = published_resnet_18(), (64, 64, 3)
+    save_file({name: tensor.numpy() for name, tensor in tensors.items()}, tmp_path / "resnet18.safetensors")
+    base = load_file(tmp_path / "resnet18.safetensors")
+    assert len(base) == 122
+    whole = network("resnet", shape, 1000, stem="large", width=64)
+    whole.load_state_dict({name: torch.from_numpy(value) for name, value in base.items()}, strict=True)
+    images = np.random.default_rng(1).integers(0, 256, (3, *shape)).astype(np.uint8)
+    given = (torch.from_numpy(images).float() - 128).div(64).permute(0, 3, 1, 2)
+    seen, logits = run_resnet_18(tensors, given)
+    with torch.no_grad():
+        np.testing.assert_allclose(whole.eval()(given).numpy(), logits.numpy(), rtol=1e-4, atol=1e-4)
+    backend = NetworkBackend("resnet")
+    fixed = {"stem": "large", "standardize": "fixed", "mean": 128, "std": 64}
+    settings = backend.settings({**fixed, "base": "0" * 64, "base_public": True})
+    features = backend.features(settings, base, images, "cpu").reshape(3, -1)
+    np.testing.assert_allclose(features, seen.numpy(), rtol=1e-4, atol=1e-4)
+    state = backend.initial_state_on(settings, base, shape, 7, 1)
+    assert state["module.fc.weight"].shape == (7, 512)
 
 
 def test_wide_resnets_have_the_size_of_the_paper():

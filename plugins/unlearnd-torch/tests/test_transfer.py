@@ -205,3 +205,29 @@ def test_erasing_gives_the_bits_of_a_store_that_never_met_them(name, train, tmp_
                 assert [path.parent.name for path in holding] == ["bases"]
             digests.append({(c.shard, c.slice): c.tensors for c in store.checkpoints("m")})
     assert digests[0] == digests[1]
+
+
+def test_processes_train_on_a_base_with_the_bits_of_one_process(tmp_path):
+    save_file(base_of("convnet"), tmp_path / "base.safetensors")
+    settings = {**SMALL["convnet"], "standardize": "fixed", "mean": 128, "std": 64, "batch_size": 8}
+    settings |= {"base": str(tmp_path / "base.safetensors"), "base_public": True}
+    x, y = images(24), np.arange(24) % 3
+    found = []
+    for executor, workers in (("serial", 1), ("processes", 2)):
+        with unlearnd.create_store(tmp_path / executor, placement_key=_key(tmp_path)) as store:
+            store.ingest("d", x, user=np.arange(24), label=y, shards=2, slices=2)
+            how = {"seed": 3, "settings": settings, "executor": executor, "workers": workers}
+            store.train("m", dataset="d", backend="convnet", epochs=2, **how)
+            # The children left features beside the data; what is erased in them goes, too.
+            kept = sorted(path.name for path in tmp_path.joinpath(executor).rglob("*.features"))
+            store.erase([4, 9])
+            assert kept
+            assert audit(store).failed == ()
+            found.append([checkpoint.tensors for checkpoint in store.checkpoints("m")])
+    assert found[0] == found[1]
+
+
+def _key(folder):
+    path = folder / "placement.key"
+    path.write_text("5eed" * 16 + "\n")
+    return path
