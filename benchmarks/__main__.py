@@ -26,6 +26,7 @@ NAMES = (
     "baseline",
     "queue",
     "requests",
+    "overhead",
 )
 
 

@@ -233,6 +233,9 @@ class _Source:
             self.factor = torch.from_numpy(1 / scaling.scale).to(device)
 
 
+_Read = tuple[Tensor, Sequence[Tensor], Tensor, Tensor, list[Tensor]]
+
+
 class _Block:
     """Inputs and targets of the next few steps of every constituent."""
 
@@ -256,9 +259,11 @@ class _Block:
         self._classes = torch.arange(classes, device=device)
         self._columns = torch.arange(batch)
         # What a step reads, cut out once: a view costs as much as a small kernel.
-        self._per_step = list(
+        self._size = size
+        self._per_step: list[_Read] = list(
             zip(
                 self._x.unbind(1),
+                [x.transpose(1, 2).unbind() for x in self._x.unbind(1)],
                 self._onehot.unbind(1),
                 self._weight.unbind(1),
                 [[flat[:, step] for flat, _ in self._masks] for step in range(self.steps)],
@@ -266,12 +271,12 @@ class _Block:
             )
         )
 
-    def read(self, step: int, active: int) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-        """Return inputs, targets, row weights and dropout masks of one step of the first `active`."""
-        x, onehot, weight, masks = self._per_step[step]
-        if active == len(x):
-            return x, onehot, weight, masks
-        return x[:active], onehot[:active], weight[:active], [mask[:active] for mask in masks]
+    def read(self, step: int, active: int) -> _Read:
+        """Return inputs, the same turned one by one, targets, row weights and dropout masks of the first `active`."""
+        if active == self._size:
+            return self._per_step[step]
+        x, turned, onehot, weight, masks = self._per_step[step]
+        return x[:active], turned[:active], onehot[:active], weight[:active], [mask[:active] for mask in masks]
 
     def fill(self, row: int, steps: int, source: _Source) -> int:
         """Gather the next steps of one constituent and return how many points they train."""
@@ -325,7 +330,7 @@ class _Stack:
         if self._now is None or self._now.active != active:
             self._now = _Views(self, active)
         v = self._now
-        x, onehot, weight, masks = block.read(step, active)
+        x, x_turned, onehot, weight, masks = block.read(step, active)
         carry = self.optimiser.carry
         last = v.layers - 1
         inputs = x
@@ -342,7 +347,7 @@ class _Stack:
         for layer in range(last, -1, -1):
             delta = v.deltas[layer]
             # Matrix by matrix: see `_multiply`. Gradients lie in the optimiser's rows, which have gaps.
-            inputs_turned = v.kept_turned[layer - 1] if layer else x.transpose(1, 2).unbind()
+            inputs_turned = v.kept_turned[layer - 1] if layer else x_turned
             for gradient, a, b in zip(v.weight_gradients[layer], inputs_turned, v.each_delta[layer], strict=True):
                 gradient.addmm_(a, b, beta=carry)
             if carry:
@@ -436,8 +441,11 @@ def _relu(before: Tensor, after: Tensor) -> None:
     before.clamp_(min=0)
 
 
+_threshold_backward = torch.ops.aten.threshold_backward.grad_input
+
+
 def _pull_back_relu(gradient: Tensor, before: Tensor, after: Tensor) -> None:
-    torch.ops.aten.threshold_backward.grad_input(gradient, after, 0, grad_input=gradient)
+    _threshold_backward(gradient, after, 0, grad_input=gradient)
 
 
 def _tanh(before: Tensor, after: Tensor) -> None:

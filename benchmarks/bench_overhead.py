@@ -1,0 +1,97 @@
+"""What unlearnd itself costs in training: CPU time of a whole `train` that is not tensor operations.
+
+A model is trained in a store, checkpoints, ledger, log and all, and the CPU time of the process is taken, of all its
+threads. The tensor operations of such a training have been recorded as they went through torch's dispatcher, with the
+tensors they had; they are called once more, one after the other, with nothing in between. Operations that only make
+views are left out. What the training takes beyond that is ours: Python, gathering rows, drawing orders, reading slices,
+digests, writing checkpoints, the ledger. It is CPU time, and not the clock on the wall, taken in turns, the best of
+each: a machine that is busy with other things still makes both slower, unevenly, so let it be quiet.
+
+    python -m benchmarks --only overhead [--quick]
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.bench_baseline import Rows, read_rows
+from benchmarks.lines import Line
+from unlearnd.store import Store
+
+MOST = 0.05
+SETTINGS = {"hidden": [128], "batch_size": 32, "lr": 0.01, "momentum": 0.9, "standardize": "off"}
+
+
+def run(quick: bool) -> list[Line]:
+    """Measure a training with few slices, and one with as many as the paper's largest has."""
+    import torch  # heavy
+
+    torch.set_num_threads(1)
+    rows = read_rows(20_000 if quick else 80_000)
+    shards = 4 if quick else 20
+    lines = [_measure(rows, shards, slices=5, epochs=18.0, repeats=3, bar=True)]
+    if not quick:
+        lines.append(_measure(rows, shards, slices=50, epochs=20.0, repeats=2, bar=False))
+    return lines
+
+
+def _measure(rows: Rows, shards: int, slices: int, epochs: float, repeats: int, bar: bool) -> Line:
+    with tempfile.TemporaryDirectory() as folder, Store.create(Path(folder) / "store") as store:
+        store.ingest("rows", rows.x, user=np.arange(len(rows.x)), label=rows.y, shards=shards, slices=slices)
+        number = iter(range(100))
+
+        def train() -> int:
+            name = f"m{next(number)}"
+            how: dict[str, Any] = {"epochs": epochs, "seed": 1, "settings": SETTINGS, "executor": "serial"}
+            return store.train(name, dataset="rows", backend="mlp", **how).samples
+
+        # The first one also computes the roots of slices, loads torch and tries out stacks: told, but not compared.
+        first, samples = _cpu(train)
+        operations = _recorded(train)
+        turns = [(_cpu(train)[0], _cpu(lambda: _call(operations))[0]) for _ in range(repeats)]
+    whole, again = (min(times) for times in zip(*turns, strict=True))
+    share = (whole - again) / whole
+    detail: dict[str, float | str] = {
+        "training, CPU s": whole,
+        "its tensor operations alone, CPU s": again,
+        "operations": f"{len(operations):,}",
+        "samples": f"{samples:,}",
+        "checkpoints": shards * slices,
+        "the first training on a dataset, CPU s": first,
+    }
+    name = f"training, share of CPU outside tensor operations ({rows.name}, S = {shards}, R = {slices})"
+    return Line(name, share, f"≤ {MOST}" if bar else "", share <= MOST if bar else None, detail)
+
+
+def _cpu(work: Callable[[], Any]) -> tuple[float, Any]:
+    begun = time.process_time()
+    result = work()
+    return time.process_time() - begun, result
+
+
+def _recorded(work: Callable[[], Any]) -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+    """Do the work and return the tensor operations it came to, views left out."""
+    from torch.utils._python_dispatch import TorchDispatchMode  # heavy
+
+    found: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if not func.is_view:
+                found.append((func, args, kwargs or {}))
+            return func(*args, **(kwargs or {}))
+
+    with Recorder():
+        work()
+    return found
+
+
+def _call(operations: list[tuple[Any, tuple[Any, ...], dict[str, Any]]]) -> None:
+    for operation, args, kwargs in operations:
+        operation(*args, **kwargs)
