@@ -12,20 +12,15 @@ Node = Callable[[int, int], bytes]
 def root_of(leaves: Iterable[bytes]) -> bytes:
     """Return the tree's root over `leaves` in the order given."""
     sha256 = hashlib.sha256
-    # Perfect subtrees by height, tallest first: at most one of each, as the bits of the count.
-    peaks: list[tuple[int, bytes]] = []
-    for leaf in leaves:
-        height, node = 0, sha256(b"\x00" + leaf).digest()
-        while peaks and peaks[-1][0] == height:
-            node = sha256(b"\x01" + peaks.pop()[1] + node).digest()
-            height += 1
-        peaks.append((height, node))
-    if not peaks:
+    nodes = [sha256(b"\x00" + leaf).digest() for leaf in leaves]
+    if not nodes:
         return EMPTY_ROOT
-    root = peaks.pop()[1]
-    while peaks:
-        root = sha256(b"\x01" + peaks.pop()[1] + root).digest()
-    return root
+    # Level by level; a last one without a neighbour goes up as it is. That is the tree of the RFC, in fewer steps.
+    while len(nodes) > 1:
+        in_turn = iter(nodes)
+        level = [sha256(b"\x01" + left + right).digest() for left, right in zip(in_turn, in_turn, strict=False)]
+        nodes = [*level, nodes[-1]] if len(nodes) % 2 else level
+    return nodes[0]
 
 
 def leaf_hash(leaf: bytes) -> bytes:

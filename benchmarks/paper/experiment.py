@@ -22,6 +22,8 @@ EXPERIMENTS = (
     "storage",
     "degraded",
     "households",
+    "baseline",
+    "membership",
 )
 """Modules, in the order of the report. One that needs something which is not there may return no cells."""
 

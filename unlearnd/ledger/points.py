@@ -475,7 +475,8 @@ def select_many(connection: Connection, sql: str, handles: Iterable[bytes]) -> I
     wanted = list(handles)
     for start in range(0, len(wanted), _MANY):
         some = wanted[start : start + _MANY]
-        yield from connection.exec_driver_sql(f"{sql} IN ({','.join('?' * len(some))})", tuple(some))
+        # All at once: to fetch row by row takes several times as long.
+        yield from connection.exec_driver_sql(f"{sql} IN ({','.join('?' * len(some))})", tuple(some)).all()
 
 
 def _dataset(row: Any) -> Dataset:
