@@ -37,9 +37,9 @@ def run(quick: bool) -> list[Line]:
         _speed("wide_resnet", "WRN-10-1 with crops and flips", _varied(small), (32, 32, 3), 512, 64, repeats, None),
     ]
     digits = {"batch_size": 32, "lr": 0.02, "channels_last": True}
-    lines += _accuracy("convnet", "MNIST", "mnist.npz", digits, (1, 5, 20), 12_000 if quick else 60_000, 4)
+    lines += _accuracy("convnet", "MNIST", "mnist.npz", digits, (1, 5, 20), 12_000 if quick else 30_000, 3)
     colours = {**_varied(small), "batch_size": 64, "channels_last": True, "weight_decay": 0.0005}
-    points, epochs = (4_000, 3) if quick else (20_000, 8)
+    points, epochs = (4_000, 3) if quick else (10_000, 5)
     lines += _accuracy("wide_resnet", "CIFAR-10, a third of it", "cifar10_20k.npz", colours, (1, 5), points, epochs)
     return lines
 
