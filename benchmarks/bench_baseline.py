@@ -60,7 +60,7 @@ class Compared:
 def run(quick: bool) -> list[Line]:
     """Train, unlearn and compare."""
     plan = (
-        sisa.Plan(5, 3, 5, 32, 128, CLASSES, 0.01, 0.9) if quick else sisa.Plan(20, 5, 6, 32, 128, CLASSES, 0.01, 0.9)
+        sisa.Plan(5, 3, 5, 32, 128, CLASSES, 0.01, 0.9) if quick else sisa.Plan(20, 4, 6, 32, 128, CLASSES, 0.01, 0.9)
     )
     rows = read_rows(20_000 if quick else 130_000)
     with tempfile.TemporaryDirectory() as folder:
