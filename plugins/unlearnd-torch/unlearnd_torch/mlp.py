@@ -48,8 +48,8 @@ _logger = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 8 << 20
 """Inputs gathered at a time. Larger blocks fall out of the cache before they are used."""
-_GATHER_BYTES = 256 << 10
-"""Inputs copied and scaled at a time: both passes should find them in the nearest cache."""
+_GATHER_BYTES = 512 << 10
+"""Inputs copied and scaled at a time: both passes should find them in a near cache, and Python be asked seldom."""
 _BLOCK_WORK = 1 << 31
 """Multiplications between two words of progress: a tenth of a second or two."""
 

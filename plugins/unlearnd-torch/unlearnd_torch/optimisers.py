@@ -52,10 +52,17 @@ class Optimiser:
         self.steps = [0] * len(weights)
         self._settings = settings
         self._same_rate = settings.schedule == "constant" and settings.warmup_steps == 0
+        self._cut: tuple[int, tuple[Tensor, ...]] = (-1, ())
 
     def advance(self, active: int) -> None:
         """Take one step with the first `active` rows."""
         raise NotImplementedError
+
+    def _rows(self, active: int) -> tuple[Tensor, ...]:
+        """Return the first `active` rows of weights, gradient and buffers, cut out once for all steps with as many."""
+        if self._cut[0] != active:
+            self._cut = active, tuple(whole[:active] for whole in (self.weights, self.gradient, *self.buffers.values()))
+        return self._cut[1]
 
     def _clip(self, active: int) -> None:
         """Shorten each row's gradient to `clip_norm` if it is longer."""
@@ -91,12 +98,12 @@ class Sgd(Optimiser):
 
     def advance(self, active: int) -> None:
         settings = self._settings
-        weights, gradient = self.weights[:active], self.gradient[:active]
+        weights, gradient, *momenta = self._rows(active)
         self._clip(active)
         if settings.weight_decay:
             gradient.add_(weights, alpha=settings.weight_decay)
         if self._apart:
-            momentum = self.buffers["momentum"][:active]
+            (momentum,) = momenta
             momentum.mul_(settings.momentum).add_(gradient)
             if settings.nesterov:
                 gradient.add_(momentum, alpha=settings.momentum)
@@ -116,8 +123,7 @@ class Adam(Optimiser):
 
     def advance(self, active: int) -> None:
         settings = self._settings
-        weights, gradient = self.weights[:active], self.gradient[:active]
-        average, squares = self.buffers["exp_avg"][:active], self.buffers["exp_avg_sq"][:active]
+        weights, gradient, average, squares = self._rows(active)
         first, second = settings.betas
         self._clip(active)
         rates = self._rates(active)
