@@ -54,8 +54,8 @@ def base(tmp_path: Path) -> Path:
 def able_store(new_store: Callable[..., Any]) -> Callable[..., Any]:
     """Make stores that have the backend `transfer`."""
 
-    def make(name: str = "store") -> Any:
-        store = new_store(name)
+    def make(name: str = "store", **options: Any) -> Any:
+        store = new_store(name, **options)
         more = {**store.plugins.backends, "transfer": load_backend()}
         store.plugins = replace(store.plugins, backends=more)
         return store
@@ -386,6 +386,36 @@ def test_erasing_gives_the_bits_of_a_store_that_never_met_them_with_the_cache_an
             for store in (met, never)
         ]
         assert beside[0] == beside[1]
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_in_a_bucket_bases_and_features_are_kept_and_erased_as_on_a_disk(
+    able_store: Callable[..., Any],
+    add: Callable[..., Any],
+    stand_on: Callable[..., Any],
+    people: Any,
+    base: Path,
+    digests: Callable[..., Any],
+    seaweed: Any,
+) -> None:
+    bucket = seaweed.bucket(versioned=True)
+    met = able_store("met", storage=f"s3://{bucket}/met", storage_options=seaweed.options)
+    rows, never = people(), able_store("never")
+    add(met, rows)
+    stand_on(met, base)
+
+    def versions() -> set[tuple[str, str]]:
+        found = seaweed.versions(bucket)
+        return {(one["Key"], one["VersionId"]) for one in found if one["Key"].endswith(".features")}
+
+    before = versions()
+    met.erase(["u1"])
+    # Those of the one slice that held them are gone, every version, and are there anew without them.
+    assert len(before - versions()) == 1
+    add(never, rows.without(["u1"]))
+    stand_on(never, base)
+    assert digests(met) == digests(never)
+    assert audit(met, replay=2).failed == ()
 
 
 def test_a_hold_takes_somebody_out_of_kept_features_and_a_release_brings_the_same_bits_back(
