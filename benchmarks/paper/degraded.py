@@ -53,9 +53,9 @@ def findings(cells: Sequence[Cell]) -> Findings:
         group = where(cells, data=data)
         drops = [[cell["mean"][0] - right for right in cell["mean"]] for cell in group]
         by_k = dict(zip(group[0]["requests"], zip(*drops, strict=True), strict=True))
-        mean, half = mean_interval(by_k[8])
+        mean, _ = mean_interval(by_k[8])
         later = f"{plus_minus(by_k[18], 2)} after 18, {plus_minus(by_k[100], 2)} after 100"
-        ours = f"{mean:.2f} ± {half:.2f} points after 8 erasures, {later}"
+        ours = f"{plus_minus(by_k[8], 2)} points after 8 erasures, {later}"
         claims.append(
             Claim(
                 f"Erased at once, rebuilt later: less than a point lost after 8 erasures ({short(title_of(data))})",

@@ -24,11 +24,11 @@ def mean_interval(values: Iterable[float]) -> tuple[float, float]:
     return float(held.mean()), float(t * held.std(ddof=1) / np.sqrt(len(held)))
 
 
-def plus_minus(values: Iterable[float], digits: int = 1, unit: str = "") -> str:
+def plus_minus(values: Iterable[float], digits: int = 1, unit: str = "", sign: str = "") -> str:
     """Return values as `mean ± half-width of the 95 % interval`, and one value alone as it is."""
     held = list(values)
     mean, half = mean_interval(held)
-    return f"{mean:.{digits}f}{f' ± {half:.{digits}f}' if len(held) > 1 else ''}{unit}"
+    return f"{mean:{sign}.{digits}f}{f' ± {half:.{digits}f}' if len(held) > 1 else ''}{unit}"
 
 
 def fit_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.paper.data import digits, load, purchase, title_of
 from benchmarks.paper.experiment import Cell, Claim, Findings, Table
-from benchmarks.paper.figures import COLOURS, distinct, mean_of, short, where
+from benchmarks.paper.figures import COLOURS, distinct, mean_of, setup_of, short, where
 from benchmarks.paper.trial import MLP, accuracy, draws_of, erase_and_build, planned, store_with
 from unlearnd.costs import sharding_batched
 
@@ -32,9 +32,7 @@ def cells(quick: bool) -> list[dict[str, Any]]:
         {"data": digits(), "points": 6000 if quick else 60_000, "epochs": 4 if quick else 10},
     ]
     shards = (1, 5, 20) if quick else SHARDS
-    found = [{**one, "shards": s, "seed": 0} for one in what for s in shards]
-    # The smaller data a second time: how much of a difference is chance.
-    return found + [{**what[1], "shards": s, "seed": 1} for s in shards if not quick]
+    return [{**one, "shards": s, "seed": 0} for one in what for s in shards]
 
 
 def measure(data: str, points: int, epochs: int, shards: int, seed: int) -> dict[str, Any]:
@@ -72,11 +70,7 @@ def findings(cells: Sequence[Cell]) -> Findings:
         claims += _claims(data, of_data)
         tables.append(_table(data, of_data))
     claims += _costs(cells)
-    sizes = [
-        f"{title_of(d)}: {where(cells, data=d)[0]['points']:,} points, e′ = {where(cells, data=d)[0]['epochs']}, "
-        f"{len(distinct(where(cells, data=d), 'seed'))} seeds (placement and weights)."
-        for d in distinct(cells, "data")
-    ]
+    sizes = [f"{setup_of(where(cells, data=data))}, one seed." for data in distinct(cells, "data")]
     sizes.append("A perceptron with one hidden layer of 128 on both; the paper has convolutions on its images.")
     sizes.append(
         "Samples retrained are those of plans, over 10 draws of K; one batch of 8 was really erased each time."
@@ -141,11 +135,15 @@ def _costs(cells: Sequence[Cell]) -> list[Claim]:
             if cell["shards"] > 1:
                 worst = max(worst, abs(float(np.mean(shares)) - expected))
                 (many if int(k) >= 3 * cell["shards"] else few).append(float(np.mean(shares)))
-    larger = [
-        (np.mean(cell["shares"]["8"]) / np.mean(cell["fraction_shares"]["8"]), cell["shards"])
-        for cell in cells
-        if cell["shards"] > 1 and any(cell["fraction_shares"].get("8", ()))
-    ]
+    larger = {}
+    for s in distinct(cells, "shards"):
+        sides = [
+            [share for cell in where(cells, shards=s) for share in cell.results.get(side, {}).get("8", ())]
+            for side in ("shares", "fraction_shares")
+        ]
+        # With many shards, ten draws of eight may all have missed the one that is there.
+        if any(sides[1]):
+            larger[s] = float(np.mean(sides[0]) / np.mean(sides[1]))
     wrong = sum(cell["erasures"][0]["samples"] != cell["promised"] for cell in cells)
     claims = []
     if few and many:
@@ -160,9 +158,9 @@ def _costs(cells: Sequence[Cell]) -> list[Claim]:
             Claim("Samples retrained are what the batch formula says", "N(1 - (1 - 1/S)^K) - K", ours, worst < 0.15)
         )
     if larger:
-        ours = ", ".join(f"{ratio:.0f}× at S = {s}" for ratio, s in larger[: len(distinct(cells, "shards")) - 1])
+        ours = ", ".join(f"{ratio:.0f}× at S = {s}" for s, ratio in larger.items())
         paper = "S× less than SISA, at a large cost in accuracy"
-        holds = all(ratio > 0.5 * s for ratio, s in larger)
+        holds = all(ratio > 0.5 * s for s, ratio in larger.items())
         claims.append(Claim("The 1/S fraction trains less again than SISA (K = 8)", paper, ours, holds))
     ours = f"{len(cells)} batches of {ERASED} really erased: {wrong} trained another number of samples"
     claims.append(Claim("What a dry run promises is what an erasure trains", "–", ours, wrong == 0))
