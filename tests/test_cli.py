@@ -1068,7 +1068,7 @@ def test_an_erasure_stopped_by_damage_goes_on_when_the_data_is_back(trained: She
 
 
 def test_an_erasure_whose_rebuild_fails_says_that_it_was_carried_out(trained: Shell) -> None:
-    # Somebody in slice 2 or later, so that the rebuild starts from a checkpoint that is not there.
+    # Somebody in slice 2 or later, so that the rebuild starts from a checkpoint, which is not what it was.
     who, place = next(
         (who, place)
         for who in map(user, range(PEOPLE))
@@ -1077,12 +1077,14 @@ def test_an_erasure_whose_rebuild_fails_says_that_it_was_carried_out(trained: Sh
     )
     found = trained("checkpoints", "m", "--json").json["checkpoints"]
     before = next(c for c in found if (c["shard"], c["slice"]) == (place["shard"], place["slice"] - 1))
-    damage(trained.store / "storage" / before["path"], "missing")
+    damage(trained.store / "storage" / before["path"], "changed")
     said = trained("erase", "--user", who, code=1)
     assert before["path"] in said.err
     assert "erasure is done" in said.err
     assert trained("status", "--json").json["unfinished"] == 0
     assert positions_of(trained, who) == []
+    assert "put away and made anew" in trained("build").out
+    trained("audit")
 
 
 def test_storage_that_is_away_is_an_error_and_not_an_empty_storage(trained: Shell) -> None:
