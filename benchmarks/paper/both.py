@@ -243,11 +243,18 @@ def _grid(cells: Sequence[Cell]) -> list[Claim]:
                 "Slicing always saves, by at most 1.5×", "1 … 1.5× (§ V)", ours, min(gains) > 0.99 and max(gains) <= 1.6
             )
         )
-    best_one = max(cells, key=lambda c: _speedups(c)[2])
-    samples, _, time = _speedups(best_one)
-    where_most = f"S = {best_one['shards']}, R = {best_one['slices']}"
-    ours = f"most at {where_most}: {time:.1f}× in CPU time, {samples:.1f}× in samples"
-    claims.append(Claim("Time follows samples: no slower than samples say", "assumed", ours, time >= 0.9 * samples))
+    ratio = {(c["shards"], c["slices"]): _speedups(c)[2] / _speedups(c)[0] for c in cells}
+    (shards, slices), least = min(ratio.items(), key=lambda one: one[1])
+    most = max(ratio.values())
+    ours = f"CPU time is saved {least:.2f} to {most:.2f} times as much as samples; least at S = {shards}, R = {slices}"
+    note = (
+        "A build has costs that do not shrink with its samples; which they are was not taken apart here."
+        if least < 0.9
+        else ""
+    )
+    claims.append(
+        Claim("Time follows samples: it shrinks as much as they do", "assumed (figure 3)", ours, least >= 0.9, note)
+    )
     return claims
 
 

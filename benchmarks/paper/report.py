@@ -79,7 +79,14 @@ def _machine_line(abouts: Sequence[dict[str, Any]]) -> str:
     parts = [f"{machine['cores']} cores ({machine['machine']}), no GPU", f"Python {machine['python']}"]
     parts += [f"{name} {machine[name]}" for name in ("torch", "numpy", "unlearnd") if name in machine]
     small = " **Small sizes** (`--quick`): to see that it runs, not to be quoted." if abouts[-1]["quick"] else ""
-    return f"Measured on {', '.join(parts)}; one thread per process.{small}"
+    load = max(about.get("load", 0.0) for about in abouts)
+    busy = ""
+    if load > 1.5 * machine["cores"]:
+        busy = (
+            f" **The machine was busy with other work meanwhile** (load average up to {load:.0f}): seconds are longer "
+            "than they need be, and ratios of times less certain. Samples, accuracies and bytes do not depend on it."
+        )
+    return f"Measured on {', '.join(parts)}; one thread per process.{busy}{small}"
 
 
 def _claim_row(number: int, claim: Claim, name: str, about: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.paper.cells import find_cell, forget_cells, save_cell, save_experiment
+from benchmarks.paper.cells import find_cell, forget_cells, read_experiment, save_cell, save_experiment
 from benchmarks.paper.experiment import Cell, Settings, experiment
 
 _console = Console(stderr=True)
@@ -52,11 +52,15 @@ def _run_one(pool: ProcessPoolExecutor, name: str, quick: bool, out: Path, work:
     missing = [settings for settings in wanted if find_cell(work, name, settings) is None]
     about = {"title": what.TITLE, "quick": quick, "command": f"{command} --only {name}", "machine": _machine()}
     document = out / "data" / f"{name}.json"
+    # Of a run that goes on, also the load of its earlier parts.
+    loads = [read_experiment(document)[0].get("load")] if document.exists() and len(missing) < len(wanted) else []
+    loads = [load for load in loads if load is not None]
 
     def save() -> None:
         found = [cell for settings in wanted if (cell := find_cell(work, name, settings)) is not None]
         if found:
-            save_experiment(document, name, about, found)
+            now = [os.getloadavg()[1]] if missing or not loads else []
+            save_experiment(document, name, {**about, "load": max(loads + now)}, found)
 
     failed = 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
