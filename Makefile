@@ -40,7 +40,8 @@ bench: $(READY)
 
 # The paper's evaluation into docs/results, resumable; `make paper QUICK=1` takes minutes, `make paper ONLY=sharding` a part.
 paper: $(READY)
-	$(BIN)/python -m benchmarks.paper $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(DATA),--data $(DATA))
+	$(BIN)/python -m benchmarks.paper $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(DATA),--data $(DATA)) \
+		$(if $(FRESH),--fresh) $(if $(REPORT),--report)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
