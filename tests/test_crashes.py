@@ -404,9 +404,10 @@ with unlearnd.open_store(sys.argv[1]) as store:
 
 
 def workers_of(pid: int) -> list[int]:
-    """Return the ids of a process's children."""
+    """Return the ids of a process's children that are workers of a build; servers that other tests use are not."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return [child for child in children if b"unlearnd.worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 60) -> Any:
