@@ -444,7 +444,11 @@ class _Audit:
         if said.user_commitment is None or not hmac.compare_digest(committed, said.user_commitment):
             found.wrong.append("the opening does not open the receipt's commitment: it is about another user")
         handle = self._store.keys.handles([opening.user])[0]
-        if not any(r.id == opening.request_id and r.handle == handle for r in self.moment.requests):
+        known = [r.handle for r in self.moment.requests if r.id == opening.request_id]
+        if known == [None]:
+            # Its record has expired, or the ledger was restored from before it and it was about nobody here.
+            found.unknown.append("the ledger no longer says whose request it was")
+        elif known != [handle]:
             found.wrong.append("the ledger has the request under another handle than this user's")
         held = points.holdings_of(self._ledger, [handle])
         if held:
