@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from unlearnd import policy as policy_module
 from unlearnd.cli import main
 from unlearnd.clocks import dates_of, day_of, end_of, is_working_day, paused_days
-from unlearnd.errors import InputError, NotFoundError
+from unlearnd.errors import InputError, NotFoundError, RefusedError
 from unlearnd.policy import (
     Part,
     Policy,
@@ -401,3 +401,14 @@ def test_every_key_of_a_policy_does_something() -> None:
     keys = {key for part in models_in(Policy) for key in part.model_fields} - told - fixed
     assert {"keep_request", "unless", "internal_target"} <= keys
     assert {key for key in keys if not re.search(rf"\w\.{key}\b", code)} == set()
+
+
+def test_a_kept_policy_of_an_earlier_release_is_read_without_what_is_no_longer_said() -> None:
+    kept = load_policy("gdpr")
+    older = json.loads(json.dumps(kept.as_json()))
+    older["fees"] = {"cite": "Art. 12(5)", "allowed": False}
+    older["records"]["keep_receipt"] = {"cite": "operator's own", "years": 3}
+    assert policy_from_json(older) == kept
+    del older["law"]
+    with pytest.raises(RefusedError, match="made by another release"):
+        policy_from_json(older)

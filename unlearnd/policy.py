@@ -7,6 +7,7 @@ file may extend another. The digest of what results is in every receipt. Nothing
 
 import re
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from datetime import date
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -25,7 +26,7 @@ from pydantic import (
 )
 
 from unlearnd.digests import Digest, digest_of_json
-from unlearnd.errors import InputError, NotFoundError
+from unlearnd.errors import InputError, NotFoundError, RefusedError
 
 DEFAULT = "default"
 STALE_DAYS = 365
@@ -314,8 +315,21 @@ def with_holidays(policy: Policy, where: str) -> Policy:
 
 
 def policy_from_json(given: Mapping[str, Any]) -> Policy:
-    """Return a policy that was kept as JSON."""
-    return Policy.model_validate(given)
+    """Return a policy that was kept as JSON; what an earlier release let it say and this one does not is left out."""
+    try:
+        return Policy.model_validate(given)
+    except ValidationError as error:
+        faults = error.errors()
+        if any(fault["type"] != "extra_forbidden" for fault in faults):
+            raise RefusedError("a policy that the ledger keeps was made by another release: install that one") from None
+        known = deepcopy(dict(given))
+        for fault in faults:
+            *above, last = fault["loc"]
+            part: Any = known
+            for name in above:
+                part = part[name]
+            del part[last]
+        return Policy.model_validate(known)
 
 
 def merged(name: str, files: Mapping[str, Path], below: tuple[str, ...] = ()) -> dict[str, Any]:
