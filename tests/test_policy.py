@@ -210,6 +210,20 @@ def test_a_pause_never_shortens_a_deadline_and_a_longer_one_never_less(
         assert without.extended_due <= some.extended_due <= more.extended_due
 
 
+@given(POLICIES, DAYS, st.integers(0, 400))
+def test_a_pause_never_gives_more_than_a_clock_that_begins_after_it(policy: Any, received: date, pause: int) -> None:
+    paused, anew = dates_of(policy, received, pause), dates_of(policy, received + timedelta(days=pause))
+    assert paused.due <= anew.due
+    assert paused.refuse_by <= anew.refuse_by
+    assert (paused.extended_due or paused.due) <= (anew.extended_due or anew.due)
+    assert (paused.extend_by or paused.due) <= (anew.extend_by or anew.due)
+
+
+def test_a_month_that_begins_once_identity_is_confirmed_may_be_february() -> None:
+    # UK GDPR Art. 12A: proof was asked for at once and came on 4 February. 15 February and 20 days more would be late.
+    assert str(dates_of(SHIPPED["uk_gdpr"], date(2027, 1, 15), 20).due) == "2027-03-04"
+
+
 @given(POLICIES, DAYS)
 def test_who_asks_later_is_never_due_earlier(policy: Any, received: date) -> None:
     today, tomorrow = dates_of(policy, received), dates_of(policy, received + timedelta(days=1))

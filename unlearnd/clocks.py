@@ -2,7 +2,8 @@
 
 The day of receipt is not counted. A month ends on the same date of another month, or on its last day where it has no
 such date; a period that ends on a day the policy names ends on the next that is none. A day ends when it ends where
-the policy is at home. A pause adds the days it took before any rolling, so it never makes a deadline earlier.
+the policy is at home. A pause adds the days it took before any rolling, so it never makes a deadline earlier. Nor does
+it give more than a period that begins so many days later would: a month begun in February is a short one.
 """
 
 from calendar import monthrange
@@ -43,7 +44,9 @@ def dates_of(policy: Policy, received: date, paused_days: int = 0) -> Dates:
     clock, counting = policy.clock, policy.clock.counting
 
     def end(value: int, unit: str, pause: int = paused_days) -> date:
-        return _roll(_add(received, value, unit, counting) + pause * _ONE, unit, counting)
+        stood_still = _add(received, value, unit, counting) + pause * _ONE
+        begun_later = _add(received + pause * _ONE, value, unit, counting)
+        return _roll(min(stood_still, begun_later), unit, counting)
 
     first = clock.respond_within
     extension = clock.extension
