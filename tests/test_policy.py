@@ -394,7 +394,7 @@ def test_a_citation_said_to_be_from_memory_is_one_that_the_file_makes(name: str)
 
 def test_citations_from_memory_are_warned_about() -> None:
     shown = CliRunner().invoke(main, ["policies", "check", "quebec_law25", "gdpr"])
-    assert "'quebec_law25' cites from memory: P-39.1 s. 8, 14" in shown.stderr
+    assert "'quebec_law25' cites from memory: Civil Code of Québec art. 40" in shown.stderr
     assert "'gdpr' cites" not in shown.stderr
 
 
