@@ -278,6 +278,13 @@ def test_a_report_counts_states_deadlines_and_days_by_policy(busy: Store) -> Non
         busy.report(date(2026, 6, 2), date(2026, 6, 1))
 
 
+def test_a_report_beyond_today_calls_nothing_overdue_that_is_due_later(busy: Store, hands: Hands) -> None:
+    year = busy.report(date(2026, 6, 1), date(2026, 12, 31)).policies[-1]
+    assert (year.open, year.overdue) == (3, 1)
+    hands.now += timedelta(days=60)
+    assert busy.report(date(2026, 6, 1), date(2026, 12, 31)).policies[-1].overdue == 2
+
+
 def test_a_report_holds_nobodys_data_in_any_form(busy: Store, tmp_path: Path) -> None:
     found = busy.report(date(2026, 6, 1))
     forms = [as_csv(found), as_html(found), run(busy, "report", "--from", "2026-06-01", "--json").stdout]

@@ -11,12 +11,12 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 
 from unlearnd.dossier import NOTHING_FROM_OUTSIDE
 from unlearnd.errors import InputError
 from unlearnd.ledger import Ledger, dockets
-from unlearnd.ledger.connection import moment_from
+from unlearnd.ledger.connection import moment_from, stamp
 from unlearnd.ledger.dockets import CLOSED, Entry
 from unlearnd.recipients import tellings
 
@@ -75,11 +75,11 @@ class RequestReport:
     """Recipients to be told of erasures in the span, by outcome; `owed` where nothing came of it yet."""
 
 
-def report_on(ledger: Ledger, first: date, last: date) -> RequestReport:
-    """Return what became of requests from the beginning of one day to the end of another."""
+def report_on(ledger: Ledger, first: date, last: date, now: datetime) -> RequestReport:
+    """Return what became of requests from the beginning of a day to the end of another, or to now if that is sooner."""
     if last < first:
         raise InputError(f"a report from {first} to {last} has no days")
-    begin, end = _midnight(first), _midnight(last + timedelta(days=1))
+    begin, end = _midnight(first), min(_midnight(last + timedelta(days=1)), stamp(now + timedelta(seconds=1)))
     entries = {entry.id: entry for entry in dockets.entries(ledger)}
     state: dict[str, str] = {}
     moves: dict[str, list[tuple[str, str, str]]] = {}

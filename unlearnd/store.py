@@ -590,7 +590,8 @@ class Store(Opened):
 
     def report(self, first: date, last: date | None = None) -> RequestReport:
         """Return what became of requests from one day to another, or to today: counts and codes, and nobody's data."""
-        return report_on(self.ledger, first, last or self.clock().date())
+        now = self.clock()
+        return report_on(self.ledger, first, last or now.date(), now)
 
     def deadlines(self, within: timedelta = timedelta(0)) -> list[Deadline]:
         """Return what is owed within a time from now, or late already: answers, acknowledgements, reviews of holds."""
