@@ -88,6 +88,23 @@ print(json.dumps([code, said.getvalue().startswith("unlearnd: no store here"), l
     assert fresh(code, cwd=tmp_path) == [1, True, []]
 
 
+def test_a_plain_verify_loads_no_click_and_nothing_that_it_does_not_need() -> None:
+    release = Path(__file__).parent / "receipts" / "0.1.0"
+    receipt = sorted(release.glob("receipts/*.json"))[0]
+    ended = subprocess.run(
+        [*(sys.executable, "-X", "importtime", "-m", "unlearnd", "verify", receipt), "--trust", release / "trust.json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "Assurance level 0" in ended.stdout
+    loaded = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
+    assert {"unlearnd.verify.command", "cryptography"} <= loaded
+    unneeded = {"click", "unlearnd.cli", "unlearnd.verify.exports", "unlearnd.verify.logs", "dataclasses", "pathlib"}
+    assert loaded & {*unneeded, *HEAVY} == set()
+
+
 def test_listing_plugins_loads_no_torch() -> None:
     code = f"""{LOOK}
 run("plugins")

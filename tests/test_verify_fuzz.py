@@ -1,7 +1,10 @@
 """Whatever bytes come in, the verifier answers with a report or an error of ours, and soon."""
 
+import base64
+import hashlib
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,12 +18,13 @@ from hypothesis import strategies as st
 
 from unlearnd.errors import VerificationError
 from unlearnd.verify import verify_receipt
-from unlearnd.verify.exports import MAX_DETAIL, read_bundle
+from unlearnd.verify.exports import read_bundle
 from unlearnd.verify.notes import check_cosignatures, check_note, read_note, read_tree_head, read_vkey
 from unlearnd.verify.policies import read_policy
 from unlearnd.verify.proofs import read_proof
-from unlearnd.verify.receipts import read_detail, read_opening, read_receipt
-from unlearnd.verify.statements import canonical, read_canonical, read_json, read_statement
+from unlearnd.verify.receipts import MAX_DETAIL, read_detail, read_opening, read_receipt
+from unlearnd.verify.statements import canonical, is_digest, read_canonical, read_json, read_statement
+from unlearnd.verify.texts import is_decimal, read_base64, read_decimal, read_digest, read_moment
 from unlearnd.verify.trust import read_head, read_trust
 from unlearnd.witness import read_proof_lines, read_update
 
@@ -226,3 +230,104 @@ def test_hostile_bytes_take_no_longer_than_others(name: str) -> None:
     for _, read in HONEST.values():
         ours_or_fine(read, HOSTILE[name])
     assert time.perf_counter() - begun < 5
+
+
+# The small pieces, against the patterns that say what they are.
+
+DIGEST = re.compile(r"[0-9a-f]{64}")
+DECIMAL = re.compile(r"0|[1-9][0-9]{0,18}")
+THRESHOLD = re.compile(r"0|[1-9][0-9]{0,5}")
+MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
+VKEY = re.compile(r"([^+\s]+)\+([0-9a-f]{8})\+([A-Za-z0-9+/=]{1,100})")
+POLICY_BYTES = re.compile(rb"[\t\n\x20-\x7e\x80-\xff]*")
+
+# Letters that look like digits, or that some call space, or that strip and split would lose.
+ODD = st.text("019afgAFTZ-:+/= \t\n\r\x00\x1c\x85\u00a0\u2028\u0661\u00b2\uff10\ud800—_", max_size=3)
+pieces = settings(max_examples=400, deadline=2000, suppress_health_check=[HealthCheck.too_slow])
+
+
+@st.composite
+def nearly(draw: st.DrawFn, pattern: "re.Pattern[str]") -> str:
+    """Return a text of a pattern, or one with something cut from it or put into it."""
+    text = draw(st.from_regex(pattern, fullmatch=True))
+    if draw(st.booleans()):
+        return text
+    start = draw(st.integers(0, len(text)))
+    return text[:start] + draw(ODD) + text[start + draw(st.integers(0, 2)) :]
+
+
+def complaint(read: Callable[[str, str], object], text: str) -> str:
+    """Return what is said against a text; nothing when it is taken."""
+    try:
+        read(text, "it")
+    except VerificationError as error:
+        return str(error)
+    return ""
+
+
+@pieces
+@given(text=st.one_of(nearly(DIGEST), st.text(max_size=70)))
+def test_digests_are_what_their_pattern_says(text: str) -> None:
+    fits = DIGEST.fullmatch(text) is not None
+    assert is_digest(text) is fits
+    assert (complaint(read_digest, text) == "") is fits
+    if fits:
+        assert read_digest(text, "it") == bytes.fromhex(text)
+
+
+@pieces
+@given(text=st.one_of(nearly(DECIMAL), st.integers(2**63 - 3, 2**63 + 3).map(str), st.text(max_size=5)))
+def test_decimal_numbers_are_what_their_pattern_says(text: str) -> None:
+    fits = DECIMAL.fullmatch(text) is not None and int(text) < 2**63
+    assert (complaint(read_decimal, text) == "") is fits
+    assert is_decimal(text, 6) is (THRESHOLD.fullmatch(text) is not None)
+
+
+@pieces
+@given(text=st.one_of(nearly(MOMENT), st.datetimes().map(lambda at: at.strftime("%Y-%m-%dT%H:%M:%SZ").zfill(20))))
+def test_moments_are_what_their_pattern_and_the_calendar_say(text: str) -> None:
+    said = complaint(read_moment, text)
+    assert ("is not a moment like" in said) is (MOMENT.fullmatch(text) is None)
+    if MOMENT.fullmatch(text):
+        parts = [int(part) for part in re.split("[-T:Z]", text[:-1])]
+        try:
+            expected = datetime(*parts, tzinfo=UTC)  # type: ignore[misc,arg-type]
+        except ValueError:
+            assert "is not a moment of the calendar" in said
+        else:
+            assert read_moment(text, "it") == expected
+
+
+@pieces
+@given(text=st.one_of(nearly(VKEY), st.text(max_size=20), st.just("a" * 990 + "+01234567+AA==")))
+def test_vkeys_are_what_their_pattern_says(text: str) -> None:
+    said = complaint(lambda given, _: read_vkey(given), text)
+    assert (said == "a vkey is name+id+base64") is (len(text) > 1000 or VKEY.fullmatch(text) is None)
+
+
+@pieces
+@given(data=st.one_of(st.binary(max_size=12), st.binary(max_size=200).map(base64.b64encode)), odd=ODD)
+def test_base64_is_what_the_standard_library_says_in_its_one_spelling(data: bytes, odd: str) -> None:
+    for text in (data.decode("latin-1"), data.decode("latin-1") + odd):
+        try:
+            value = base64.b64decode(text.encode("ascii"), validate=True)
+            expected = value if base64.b64encode(value) == text.encode() else None
+        except ValueError:
+            expected = None
+        assert (complaint(read_base64, text) == "") is (expected is not None)
+        if expected is not None:
+            assert read_base64(text, "it") == expected
+
+
+@pieces
+@given(data=st.binary(max_size=8))
+def test_a_policy_holds_no_control_characters(data: bytes) -> None:
+    said = complaint(lambda given, _: read_policy(given.encode("latin-1")), data.decode("latin-1"))
+    assert (said == "the policy holds a control character") is (POLICY_BYTES.fullmatch(data) is None)
+
+
+def test_sha256_is_the_same_with_and_without_openssl() -> None:
+    built_in = pytest.importorskip("_sha2" if sys.version_info >= (3, 12) else "_sha256")
+    for size in (0, 1, 55, 56, 63, 64, 65, 1000, 100_000):
+        data = bytes(range(256)) * (size // 256 + 1)
+        assert built_in.sha256(data[:size]).digest() == hashlib.sha256(data[:size]).digest()

@@ -11,11 +11,12 @@ A name in `__all__` is a promise; the rest may move.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from unlearnd.errors import UnlearndError
 
+TYPE_CHECKING = False  # as type checkers know it: `unlearnd verify` has better to do first than to load typing
 if TYPE_CHECKING:
+    from typing import Any
+
     from unlearnd.hookspecs import Backend, Job, Points, hookimpl
     from unlearnd.store import Store
 

@@ -18,6 +18,9 @@ Messages name the thing and both sides (what was asked, what there is) and never
 of somebody's data: they end up in logs.
 """
 
+STOPPED = "stopped; nothing is lost, run the command again to go on"
+"""What is said to whoever interrupts a command."""
+
 
 class UnlearndError(Exception):
     """Base of all errors meant for people; its text is one clear sentence."""

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from unlearnd import __version__
-from unlearnd.errors import UnlearndError
+from unlearnd.errors import STOPPED, UnlearndError
 
 MODULES = {
     "audit": "audit",
@@ -64,7 +64,7 @@ class Commands(click.Group):
             click.echo(f"unlearnd: {error}", err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
-            click.echo("unlearnd: stopped; nothing is lost, run the command again to go on", err=True)
+            click.echo(f"unlearnd: {STOPPED}", err=True)
             ctx.exit(1)
 
 

@@ -16,8 +16,8 @@ from unlearnd.cli.options import building, opened, store_option
 from unlearnd.cli.policies import read_date
 from unlearnd.cli.recipients import print_tellings, tellings_json
 from unlearnd.cli.show import build_json, counted, note, print_json, print_table, trained_sentence, watching
-from unlearnd.cli.verify import read_file
 from unlearnd.errors import InputError, UnlearndError
+from unlearnd.verify.command import read_file
 
 if TYPE_CHECKING:
     from unlearnd.intake import RowResult

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from unlearnd.cli.verify import find_folder, read_file
 from unlearnd.errors import InputError, VerificationError
+from unlearnd.verify.command import open_export, read_file
 
 
 @click.command()
@@ -35,7 +35,6 @@ def witness(
     CHECKPOINT is a signed tree head, or a whole add-checkpoint request of C2SP; - is standard input.
     """
     from unlearnd import witness as witnesses
-    from unlearnd.verify.exports import LocalFolder
     from unlearnd.verify.notes import read_vkey
 
     if new_key:
@@ -55,7 +54,7 @@ def witness(
     if proof:
         old, hashes = witnesses.read_proof_lines(read_file(proof))
         update = witnesses.Update(update.note, old, hashes)
-    export = LocalFolder(find_folder(log)) if log else None
+    export = open_export(log) if log else None
     note = witnesses.cosign(Path(state), key, known, update, int(time.time()), export)
     try:
         with click.open_file(out, "wb") as file:

@@ -4,19 +4,20 @@ Each check stands alone: it passes, fails, or says what it would need. What coul
 as fine. No store, no database, no network; the clock is an argument.
 """
 
-import hmac
+from __future__ import annotations
+
 from collections.abc import Callable
 from datetime import UTC, datetime
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from unlearnd.errors import FormatError, InclusionError, SignatureError, VerificationError
-from unlearnd.verify import exports
 from unlearnd.verify.envelopes import signers_of
+from unlearnd.verify.hashes import sha256
 from unlearnd.verify.notes import Cosignature, Note, NoteKey, TreeHead, check_cosignatures, check_note
 from unlearnd.verify.policies import Policy, count_of, read_policy
 from unlearnd.verify.proofs import Proof, read_proof
 from unlearnd.verify.receipts import (
+    MAX_DETAIL,
     PAYLOAD_TYPE,
     Detail,
     Erasure,
@@ -35,6 +36,7 @@ from unlearnd.verify.trust import Trust, check_head, read_head, read_trust
 from unlearnd.verify.values import Value
 
 if TYPE_CHECKING:
+    from unlearnd.verify.exports import Folder
     from unlearnd.verify.logs import Log
 
 T = TypeVar("T")
@@ -48,7 +50,7 @@ def verify_receipt(
     now: datetime,
     older_head: bytes | None = None,
     policy: bytes | None = None,
-    export: exports.Folder | None = None,
+    export: Folder | None = None,
     opening: bytes | None = None,
     detail: bytes | None = None,
 ) -> Report:
@@ -114,7 +116,7 @@ class _Evidence:
         trust: Trust,
         older_head: bytes | None,
         policy: bytes | None,
-        export: exports.Folder | None,
+        export: Folder | None,
         opening: bytes | None,
         detail: bytes | None,
         now: datetime,
@@ -309,6 +311,8 @@ class _Evidence:
             raise FormatError("the opening is of another request than the receipt")
         if said.user_commitment is None:
             raise FormatError("the receipt is about a point and commits to no user")
+        import hmac  # optional: only with an opening
+
         committed = hmac.digest(opening.nonce, b"unlearnd/user/v1\n" + opening.user.encode(), "sha256")
         if not hmac.compare_digest(committed.hex(), said.user_commitment):
             raise FormatError("the opening does not open the receipt's commitment: it is about another user")
@@ -341,7 +345,7 @@ class _Evidence:
             sentence += ", and stand in the log"
         return sentence
 
-    def _check_detail_in_log(self, detail: Detail, log: "Log", said: Erasure) -> None:
+    def _check_detail_in_log(self, detail: Detail, log: Log, said: Erasure) -> None:
         index = self.proof.get_or_fail().index
         for dataset, shard, slice_, _, before, after in detail.slices:
             logged = log.slice_roots.get((dataset, shard, slice_, before), index)
@@ -385,6 +389,8 @@ class _Evidence:
             return None
         data = self._detail_bytes
         if data is None and self._export is not None:
+            from unlearnd.verify import exports  # optional: only with an exported log
+
             folder = self._export
             found = _read(lambda: exports.read_detail(folder, said.detail_digest) or b"")
             if found.error:
@@ -397,18 +403,21 @@ class _Evidence:
         def read() -> Detail:
             if len(document) != said.detail_size or sha256(document).hexdigest() != said.detail_digest:
                 raise FormatError("the detail document is not the one that the receipt names")
-            return read_detail(document, exports.MAX_DETAIL)
+            return read_detail(document, MAX_DETAIL)
 
         return _read(read)
 
     def _read_newest(self) -> tuple[Note, TreeHead]:
         if self._export is None:
             raise FormatError("no exported log was given")
-        return read_head(exports.read_checkpoint(self._export))
+        from unlearnd.verify.exports import read_checkpoint  # optional: only with an exported log
 
-    def _read_log(self, trust: Trust, now: datetime) -> "Log":
+        return read_head(read_checkpoint(self._export))
+
+    def _read_log(self, trust: Trust, now: datetime) -> Log:
         _, newest = self.newest.get_or_fail()
-        from unlearnd.verify.logs import Asked, replay_log  # optional: only with an exported log
+        from unlearnd.verify.exports import read_leaves  # optional: only with an exported log
+        from unlearnd.verify.logs import Asked, replay_log
 
         assert self._export is not None
         detail = self.detail.value if self.detail else None
@@ -421,9 +430,9 @@ class _Evidence:
             else frozenset(),
             recipes=frozenset((e[0], e[3]) for e in (*detail.destroyed, *detail.serving)) if detail else frozenset(),
         )
-        return replay_log(exports.read_leaves(self._export, newest.size), trust, asked, now)
+        return replay_log(read_leaves(self._export, newest.size), trust, asked, now)
 
-    def _bound_log(self) -> "Log":
+    def _bound_log(self) -> Log:
         """Return the log if its leaves are those of the tree head it comes with."""
         log = self.log.get("an exported log that can be read is needed (L2)")
         _, head = self.newest.get("an exported log that can be read is needed (L2)")

@@ -5,10 +5,12 @@ trust file, a vkey, a key leaf): canonical, on the curve, not of low order. Unde
 fits many messages.
 """
 
+from __future__ import annotations
+
 from functools import lru_cache
-from hashlib import sha256
 
 from unlearnd.errors import FormatError, SignatureError
+from unlearnd.verify.hashes import sha256
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64

@@ -4,6 +4,8 @@ The signature covers type and bytes, so nothing is re-encoded to check it, and t
 bytes that get parsed. The `keyid` beside a signature is an unsigned hint; every key given is tried.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,6 +3,8 @@
 Only names computed here are ever opened, and each with a bound on its size.
 """
 
+from __future__ import annotations
+
 import os
 import stat
 from collections.abc import Iterator
@@ -10,10 +12,10 @@ from typing import Protocol
 
 from unlearnd.errors import FormatError, InputError
 from unlearnd.verify.notes import MAX_NOTE
+from unlearnd.verify.receipts import MAX_DETAIL
 from unlearnd.verify.statements import MAX_PAYLOAD
 
 TILE = 256
-MAX_DETAIL = 2**30
 
 
 class Folder(Protocol):
@@ -26,7 +28,7 @@ class Folder(Protocol):
 class LocalFolder:
     """An exported log on disk."""
 
-    def __init__(self, path: "str | os.PathLike[str]") -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.fspath(path)
 
     def read(self, name: str, limit: int) -> bytes | None:

@@ -5,14 +5,14 @@ they hold; a line that names a known key and does not verify condemns the note. 
 c2sp.org/signed-note, c2sp.org/tlog-checkpoint, c2sp.org/tlog-cosignature.
 """
 
-import re
-from base64 import b64encode
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
-from hashlib import sha256
 
 from unlearnd.errors import FormatError, SignatureError
 from unlearnd.verify.ed25519 import check_public_key, is_signed
-from unlearnd.verify.texts import read_base64, read_decimal
+from unlearnd.verify.hashes import sha256
+from unlearnd.verify.texts import is_hex, read_base64, read_decimal, show_base64
 from unlearnd.verify.trees import EMPTY_ROOT, HASH_BYTES
 from unlearnd.verify.values import Value
 
@@ -20,7 +20,7 @@ ED25519 = 0x01
 COSIGNATURE = 0x04
 MAX_NOTE = 500_000
 MAX_SIGNATURES = 100
-_VKEY = re.compile(r"([^+\s]+)\+([0-9a-f]{8})\+([A-Za-z0-9+/=]{1,100})")
+_BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/="
 
 
 class NoteKey(Value):
@@ -38,7 +38,7 @@ class NoteKey(Value):
     @property
     def vkey(self) -> str:
         """The key as one word of text."""
-        return f"{self.name}+{self.id.hex()}+{b64encode(bytes([self.algorithm]) + self.public).decode()}"
+        return f"{self.name}+{self.id.hex()}+{show_base64(bytes([self.algorithm]) + self.public)}"
 
 
 class NoteSignature(Value):
@@ -51,7 +51,7 @@ class NoteSignature(Value):
     @property
     def line(self) -> str:
         """The line as it stands in a note, with its end."""
-        return f"— {self.name} {b64encode(self.key_id + self.signature).decode()}\n"
+        return f"— {self.name} {show_base64(self.key_id + self.signature)}\n"
 
 
 class Note(Value):
@@ -84,10 +84,11 @@ def read_vkey(text: str, *, cosigner: bool = False) -> NoteKey:
     Tools also hand out a witness's key in the form of a log's; asked for a cosigner, both forms are taken. The two
     never sign the same bytes, so nothing can be passed off as the other.
     """
-    match = _VKEY.fullmatch(text) if len(text) <= 1000 else None
-    if not match:
+    name, _, rest = text.partition("+")
+    key_id, _, encoded = rest.partition("+")
+    is_encoded = 1 <= len(encoded) <= 100 and not encoded.strip(_BASE64)
+    if len(text) > 1000 or not _is_name(name) or not is_hex(key_id, 8) or not is_encoded:
         raise FormatError("a vkey is name+id+base64")
-    name, key_id, encoded = match.groups()
     if not name.isprintable():
         raise FormatError("the name in a vkey holds a character that cannot be printed")
     value = read_base64(encoded, f"the key of {name}")
@@ -186,7 +187,7 @@ def _read_signature(line: str) -> NoteSignature:
     if not line.startswith("— "):
         raise FormatError("a signature line begins with — and a space")
     name, space, encoded = line[2:].partition(" ")
-    if not space or not name or "+" in name or any(c.isspace() for c in name):
+    if not space or not _is_name(name):
         raise FormatError("a signature line is — name base64, and a name has no spaces or +")
     value = read_base64(encoded, "a signature")
     if len(value) < 5:
@@ -204,3 +205,7 @@ def _by_known_keys(note: Note, keys: Sequence[NoteKey]) -> Iterable[tuple[NoteKe
             raise SignatureError(f"two keys of {line.name} have the same id")
         seen.add((line.name, line.key_id))
         yield known[0], line.signature
+
+
+def _is_name(text: str) -> bool:
+    return bool(text) and "+" not in text and not any(map(str.isspace, text))

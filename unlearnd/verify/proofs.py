@@ -1,5 +1,7 @@
 """C2SP tlog-proofs: index, path and tree head of one leaf, as text (c2sp.org/tlog-proof)."""
 
+from __future__ import annotations
+
 from unlearnd.errors import FormatError
 from unlearnd.verify.notes import MAX_NOTE
 from unlearnd.verify.texts import read_base64, read_decimal

@@ -1,5 +1,7 @@
 """Read receipts, detail documents and openings. Reading checks their form and nothing else."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
@@ -24,6 +26,7 @@ from unlearnd.verify.values import Value
 
 MAX_RECEIPT = 1_200_000
 MAX_OPENING = 65_536
+MAX_DETAIL = 2**30
 RECEIPT_TYPE = "application/vnd.unlearnd.receipt.v1+json"
 OPENING_TYPE = "application/vnd.unlearnd.opening.v1+json"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"

@@ -1,5 +1,7 @@
 """What a verification found: one result per check, the level of assurance they add up to, and what remains unproven."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any

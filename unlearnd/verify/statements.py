@@ -5,14 +5,16 @@ surrogates are refused: parsers disagree about them. For what is left, RFC 8785 
 sorted keys and no spaces.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from hashlib import sha256
 from typing import Any, NoReturn
 
 from unlearnd.errors import FormatError
-from unlearnd.verify.texts import read_digest, read_moment
+from unlearnd.verify.hashes import sha256
+from unlearnd.verify.texts import is_hex, read_digest, read_moment
 from unlearnd.verify.values import Value
 
 MAX_PAYLOAD = 65_535
@@ -180,7 +182,7 @@ class Fields:
                 raise self._wrong(name, "what its format says")
         return value
 
-    def within(self, name: str) -> "Fields":
+    def within(self, name: str) -> Fields:
         """Return the object under `name`."""
         return Fields(self._get(name), f"{name} of {self._what}")
 
@@ -205,15 +207,12 @@ def is_count(value: Any) -> bool:
 
 def is_digest(value: Any) -> bool:
     """Say whether a cell is 64 lower-case hexadecimal digits."""
-    return isinstance(value, str) and len(value) == 64 and set(value) <= _HEX_DIGITS
+    return isinstance(value, str) and is_hex(value, 64)
 
 
 def is_digest_or_empty(value: Any) -> bool:
     """Say whether a cell is a digest or the empty text."""
     return value == "" or is_digest(value)
-
-
-_HEX_DIGITS = frozenset("0123456789abcdef")
 
 
 def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

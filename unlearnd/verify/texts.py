@@ -4,27 +4,32 @@ Each has exactly one spelling. A second spelling of the same value would let two
 statement, or one file be read in two ways.
 """
 
-import base64
-import binascii
-import re
+from __future__ import annotations
+
+from binascii import Error, a2b_base64, b2a_base64
 from datetime import UTC, datetime
 
 from unlearnd.errors import FormatError
 
-_HEX = re.compile(r"[0-9a-f]{64}")
-_DECIMAL = re.compile(r"0|[1-9][0-9]{0,18}")
-_MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
+_HEX = "0123456789abcdef"
+_MOMENT = "0000-00-00T00:00:00Z"
+_TO_ZERO = str.maketrans("123456789", "000000000")
 
 
 def read_base64(text: str, what: str) -> bytes:
     """Return the bytes of standard base64 with padding, refusing any other spelling of them."""
     try:
-        value = base64.b64decode(text.encode("ascii"), validate=True)
-    except (binascii.Error, UnicodeEncodeError):
+        value = a2b_base64(text.encode("ascii"), strict_mode=True)
+    except (Error, UnicodeEncodeError):
         raise FormatError(f"{what} is not base64") from None
-    if base64.b64encode(value).decode() != text:
+    if show_base64(value) != text:
         raise FormatError(f"{what} is not canonical base64")
     return value
+
+
+def show_base64(value: bytes) -> str:
+    """Return bytes in standard base64 with padding."""
+    return b2a_base64(value, newline=False).decode()
 
 
 def read_either_base64(text: str, what: str) -> bytes:
@@ -38,24 +43,35 @@ def read_either_base64(text: str, what: str) -> bytes:
 
 def read_digest(text: object, what: str) -> bytes:
     """Return the 32 bytes of 64 lower-case hexadecimal digits."""
-    if not isinstance(text, str) or not _HEX.fullmatch(text):
+    if not isinstance(text, str) or not is_hex(text, 64):
         raise FormatError(f"{what} is not 64 lower-case hexadecimal digits")
     return bytes.fromhex(text)
 
 
+def is_hex(text: str, digits: int) -> bool:
+    """Say whether a text is so many lower-case hexadecimal digits and nothing else."""
+    return len(text) == digits and not text.strip(_HEX)
+
+
 def read_decimal(text: str, what: str) -> int:
     """Return a number below 2^63 written without sign or leading zeros."""
-    if not _DECIMAL.fullmatch(text) or int(text) >= 2**63:
+    if not is_decimal(text, 19) or int(text) >= 2**63:
         raise FormatError(f"{what} is not a decimal number below 2^63")
     return int(text)
 
 
+def is_decimal(text: str, digits: int) -> bool:
+    """Say whether a text is a number of at most so many digits, without sign or leading zeros."""
+    return len(text) <= digits and text.isascii() and text.isdigit() and (text[0] != "0" or text == "0")
+
+
 def read_moment(text: object, what: str) -> datetime:
     """Return the moment of `YYYY-MM-DDTHH:MM:SSZ`."""
-    if not isinstance(text, str) or not _MOMENT.fullmatch(text):
+    if not isinstance(text, str) or len(text) != len(_MOMENT) or text.translate(_TO_ZERO) != _MOMENT:
         raise FormatError(f"{what} is not a moment like 2026-01-31T12:00:00Z")
     try:
-        return datetime(*(int(part) for part in re.split("[-T:Z]", text[:-1])), tzinfo=UTC)  # type: ignore[misc,arg-type]
+        year, month, day, hour, minute, second = map(int, text[:-1].replace("T", "-").replace(":", "-").split("-"))
+        return datetime(year, month, day, hour, minute, second, tzinfo=UTC)
     except ValueError:
         raise FormatError(f"{what} is not a moment of the calendar") from None
 

@@ -5,24 +5,26 @@ longer one is refused like a wrong one. Consistency from the empty tree proves n
 witness, for whom size 0 means "never seen", deals with it before it asks.
 """
 
-import hashlib
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 
 from unlearnd.errors import InclusionError
+from unlearnd.verify.hashes import sha256
 
 HASH_BYTES = 32
-EMPTY_ROOT = hashlib.sha256(b"").digest()
+EMPTY_ROOT = sha256(b"").digest()
 MAX_SIZE = 2**63 - 1
 
 
 def leaf_hash(leaf: bytes) -> bytes:
     """Return the hash under which `leaf` stands in a tree."""
-    return hashlib.sha256(b"\x00" + leaf).digest()
+    return sha256(b"\x00" + leaf).digest()
 
 
 def node_hash(left: bytes, right: bytes) -> bytes:
     """Return the hash of the node above `left` and `right`."""
-    return hashlib.sha256(b"\x01" + left + right).digest()
+    return sha256(b"\x01" + left + right).digest()
 
 
 class Growing:

@@ -4,6 +4,8 @@ The operator publishes it. An auditor who fetched it once compares later ones wi
 false one.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 
 from unlearnd.errors import FormatError, SignatureError
@@ -57,7 +59,7 @@ class Trust(Value):
     witnesses: tuple[NoteKey, ...]
     quorum: int
 
-    def ended(self, ends: "dict[tuple[str, str], int]") -> "Trust":
+    def ended(self, ends: dict[tuple[str, str], int]) -> Trust:
         """Return this trust with keys, by role and id, ended earlier where a log says so."""
 
         def end(role: str, key_id: str, span: Span) -> Span:

@@ -4,6 +4,8 @@ A dataclass is written as source and compiled when its module is imported: for s
 quarter of the time in which `unlearnd verify` has its verdict. Here one constructor serves all.
 """
 
+from __future__ import annotations
+
 from typing import Any, ClassVar, Self, dataclass_transform
 
 
