@@ -4,6 +4,8 @@ for it; what is present is used for real."""
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from fractions import Fraction
 
 import numpy as np
@@ -93,6 +95,37 @@ def flags():
         "convolutions": torch.backends.cudnn.allow_tf32,
         "benchmark": torch.backends.cudnn.benchmark,
     }
+
+
+COMPILER = """
+import os, sys
+from fractions import Fraction
+import numpy as np, torch
+from unlearnd.hookspecs import Job, Points
+from unlearnd_torch import MlpBackend
+from unlearnd_torch.devices import steady
+
+backend = MlpBackend()
+settings = backend.settings({})
+state = backend.initial_state(settings, (3,), 2, 1)
+points = Points(np.ones((4, 3), np.float32), np.array([0, 1, 0, 1]))
+backend.train(settings, Job(state, points, Fraction(1), 1), "cpu", lambda samples: None)
+assert not {"torch._inductor", "torch._dynamo"} & set(sys.modules)
+for mode in (0, 1):
+    torch.set_deterministic_debug_mode(mode)
+    with steady(torch.device("cpu")):
+        import torch._inductor.config as compiler  # the first time round it was not there before
+
+        assert compiler.deterministic and torch.get_deterministic_debug_mode() == 2
+    assert compiler.deterministic == bool(mode) and torch.get_deterministic_debug_mode() == mode
+assert "TORCHINDUCTOR_DETERMINISTIC" not in os.environ
+"""
+
+
+def test_training_loads_no_compiler_and_one_that_is_there_is_deterministic(monkeypatch):
+    monkeypatch.delenv("TORCHINDUCTOR_DETERMINISTIC", raising=False)
+    ended = subprocess.run([sys.executable, "-c", COMPILER], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_points_move_once_if_they_leave_room_for_the_network():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -25,6 +26,10 @@ from unlearnd.errors import InputError
 
 _STAGE_BYTES = 64 << 20
 """Points copied to a device at a time."""
+_COMPILER = "TORCHINDUCTOR_DETERMINISTIC"
+"""Read by torch's compiler when it is loaded."""
+_REFUSE = 2
+"""The mode in which torch refuses what it has only kernels for that are not deterministic."""
 
 
 def resolve_device(device: str) -> torch.device:
@@ -62,14 +67,14 @@ def steady(device: torch.device, tf32: bool = False) -> Iterator[None]:
     # Read by cuBLAS when it starts; without it deterministic mode refuses to multiply matrices on CUDA.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     threads = torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    deterministic, compiler = torch.get_deterministic_debug_mode(), os.environ.get(_COMPILER)
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     precision = torch.get_float32_matmul_precision()
     cudnn_tf32, benchmark = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
     try:
         torch.set_num_threads(1)
-        torch.use_deterministic_algorithms(True)
+        os.environ[_COMPILER] = "1"
+        _set_deterministic(_REFUSE)
         # We read no memory before it is written, and filling it first costs as much as a layer.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         rounded = tf32 and device.type == "cuda"
@@ -78,10 +83,26 @@ def steady(device: torch.device, tf32: bool = False) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        _set_deterministic(deterministic)
+        if compiler is None:
+            os.environ.pop(_COMPILER, None)
+        else:
+            os.environ[_COMPILER] = compiler
         torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
         torch.set_float32_matmul_precision(precision)
         torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = cudnn_tf32, benchmark
+
+
+def _set_deterministic(mode: int) -> None:
+    """Set what `torch.get_deterministic_debug_mode` returned, for torch and for its compiler.
+
+    Not by `torch.use_deterministic_algorithms` alone: it imports the compiler, more than a second in every process that
+    trains, to tell it. A compiler that is loaded is told; one that is not, because nobody compiles, stays away.
+    """
+    if "torch._inductor.config" in sys.modules:
+        torch.use_deterministic_algorithms(mode > 0, warn_only=mode == 1)
+    else:
+        torch.set_deterministic_debug_mode(mode)
 
 
 class OneThread:
