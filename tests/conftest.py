@@ -13,7 +13,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,42 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run what is marked so on both databases, as far as it has a ledger at all."""
     if "database" in metafunc.fixturenames and metafunc.definition.get_closest_marker("both_databases"):
         metafunc.parametrize("database", ["sqlite", "postgresql"], indirect=True)
+
+
+LONG = (
+    "test_faults.py::test_whatever_breaks_at_a_door_a_restart_ends_as_if_nothing_had[s3-postgresql]",
+    "test_faults.py::test_whatever_breaks_at_a_door_a_restart_ends_as_if_nothing_had[s3-sqlite]",
+    "test_ray.py",
+    "test_year.py",
+    "test_faults.py",
+    "test_contract.py::test_each_broken_backend",
+    "test_sequences.py",
+    "[docs/tutorial/first-erasure.md]",
+    "[docs/how-to/write-a-backend.md]",
+    "test_crowd.py",
+    "test_plugins.py::test_a_key_service",
+)
+"""Tests, or files of them, that take ten seconds and more, the longest first."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Have long tests begin first, so that no process is still at one when the others have nothing left to do."""
+    workers = int(getattr(config, "workerinput", {}).get("workercount", 1))
+    turns: dict[str, list[pytest.Item]] = {name: [] for name in (*LONG, "")}
+    for item in items:
+        turns[next((name for name in LONG if name in item.nodeid), "")].append(item)
+    others = turns.pop("")
+    parts: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    for number, found in enumerate(turns.values()):
+        parts[number % workers] += found
+    # `--dist worksteal` cuts the list into equal parts, one for each process: each begins with some of the long ones.
+    left = len(items)
+    for number, part in enumerate(parts):
+        room = max(0, left // (workers - number) - len(part))
+        part += others[:room]
+        del others[:room]
+        left -= len(part)
+    items[:] = [item for part in parts for item in part]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -305,7 +341,7 @@ def start_python(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str
 
     def start(script: str, *arguments: object) -> "subprocess.Popen[str]":
         command = [sys.executable, "-c", script, *map(str, arguments)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, **ONE_THREAD}
         child = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -325,15 +361,74 @@ def start_python(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str
         child.communicate()
 
 
+LIBRARIES = (
+    *("sqlalchemy.dialects.sqlite", "numpy.random", "pyarrow.csv", "pyarrow.parquet", "pyarrow.compute", "pydantic"),
+    *(
+        "rich.console",
+        "rich.table",
+        "rich.progress",
+        "yaml",
+        "fsspec",
+        "safetensors.numpy",
+        "click",
+        "pluggy",
+        "asyncio",
+    ),
+    *("cryptography.hazmat.primitives.asymmetric.ed25519", "cryptography.hazmat.primitives.ciphers.aead"),
+    *("cryptography.hazmat.primitives.serialization", "_strptime", "asyncio", "runpy", "rfc8785"),
+)
+"""What unlearnd imports of others wherever it does something with a store."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+WARM = Path(__file__).parent / "warm.py"
+
+
+@contextmanager
+def warmed(folder: Path, *libraries: str) -> Iterator[list[str]]:
+    """Keep a process with these libraries loaded from which others are forked: yield the command that does so."""
+    path = str(folder / "s")
+    command = [sys.executable, str(WARM), "keep", path, *libraries]
+    environment = {**os.environ, **ONE_THREAD}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as keeper:
+        assert keeper.stdin is not None
+        assert keeper.stdout is not None
+        assert keeper.stdout.readline() == b"ready\n"
+        yield [sys.executable, "-IS", str(WARM), "run", path]
+        keeper.stdin.close()
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """Return a command that is like `python`, but need not load what is not ours."""
+    with warmed(tmp_path_factory.mktemp("w"), *LIBRARIES) as command:
+        yield command
+
+
+@pytest.fixture(scope="session")
+def warm_with_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """Return one that need not load torch, either."""
+    with warmed(tmp_path_factory.mktemp("w"), *LIBRARIES, "torch") as command:
+        yield command
+
+
 @pytest.fixture
-def run_python(start_python: Callable[..., "subprocess.Popen[str]"]) -> Callable[..., str]:
+def run_python(warm: list[str], tmp_path: Path) -> Callable[..., str]:
     """Run a script in a child process to its end; return what it printed, or fail with what it complained."""
 
     def run(script: str, *arguments: object, code: int = 0) -> str:
-        child = start_python(script, *arguments)
-        out, err = child.communicate(timeout=120)
-        assert child.returncode == code, err
-        return out
+        ended = subprocess.run(
+            [*warm, "-c", script, *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env={**os.environ, **ONE_THREAD},
+            cwd=tmp_path,
+            timeout=120,
+            check=False,
+        )
+        assert ended.returncode == code, ended.stderr
+        return ended.stdout
 
     return run
 

@@ -9,12 +9,16 @@ above a block says what is special about it:
     <!-- installs: FOLDER -->       `pip install` of that folder; the test makes its entry points known instead
     <!-- not run: REASON -->        skipped, for a reason that a reader would accept
 
+The README and the tutorial are read with the command `unlearnd` as it is installed, the how-to guides with one that
+starts quicker (`tests/warm.py`) and is the same otherwise.
+
 The pages below `docs/reference/` are held against the code: what they do not name, they are missing.
 """
 
 import inspect
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -109,6 +113,15 @@ class Reader:
         self._environment |= variables
         self._environment["PATH"] += f"{os.pathsep}{PATH}" if PATH else ""
 
+    def starts_quickly(self, python: list[str]) -> None:
+        """Give the reader a command `unlearnd` in front of the installed one that runs it by another `python`."""
+        installed = Path(sys.executable).parent / "unlearnd"
+        quick = self._site.with_name("bin") / "unlearnd"
+        quick.parent.mkdir()
+        quick.write_text(f'#!/bin/sh\nexec {shlex.join([*python, str(installed)])} "$@"\n')
+        quick.chmod(0o700)
+        self._environment["PATH"] = f"{quick.parent}{os.pathsep}{self._environment['PATH']}"
+
     def follow(self, block: Block) -> None:
         kind, value = block.note or ("", "")
         if kind == "file":
@@ -160,6 +173,9 @@ class Reader:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_example_on_a_page_runs_as_written(page, tmp_path, request):
     reader = Reader(tmp_path)
+    if page.parent.name == "how-to":
+        torch = "torch" in page.read_text()
+        reader.starts_quickly(request.getfixturevalue("warm_with_torch" if torch else "warm"))
     if "postgresql+psycopg:" in page.read_text():
         # Somebody who is on the server, and whom it lets in.
         server = request.getfixturevalue("postgres")
