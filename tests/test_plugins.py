@@ -261,7 +261,9 @@ def register_signers(register):
 """
 
 
-def test_a_key_service_signs_for_a_store_from_its_first_leaf_and_through_a_rotation(tmp_path: Path) -> None:
+def test_a_key_service_signs_for_a_store_from_its_first_leaf_and_through_a_rotation(
+    tmp_path: Path, warm: list[str]
+) -> None:
     (tmp_path / "vault.py").write_text(KEY_SERVICE)
     information = tmp_path / "vault-1.0.dist-info"
     information.mkdir()
@@ -276,7 +278,7 @@ def test_a_key_service_signs_for_a_store_from_its_first_leaf_and_through_a_rotat
 
     def run(*arguments: str, code: int = 0) -> str:
         ended = subprocess.run(
-            [sys.executable, "-m", "unlearnd", *arguments],
+            [*warm, "-c", "from unlearnd.cli import main; main()", *arguments],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(tmp_path), "UNLEARND_STORE": "s"},
             capture_output=True,
