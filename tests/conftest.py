@@ -389,7 +389,7 @@ def warmed(folder: Path, *libraries: str) -> Iterator[list[str]]:
     """Keep a process with these libraries loaded from which others are forked: yield the command that does so."""
     path = str(folder / "s")
     command = [sys.executable, str(WARM), "keep", path, *libraries]
-    environment = {**os.environ, **ONE_THREAD}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | ONE_THREAD
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as keeper:
         assert keeper.stdin is not None
         assert keeper.stdout is not None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -157,3 +158,37 @@ print(json.dumps("trained"))
     guard.mkdir()
     (guard / "torch.py").write_text("raise SystemExit('torch was imported')")
     assert fresh(code, tmp_path / "store", rows, guard) == "trained"
+
+
+LIKE_ANY = """
+import json, os, signal, sys
+ours = [name for name in sys.modules if name.startswith("unlearnd")]
+files = sorted(os.listdir("/dev/fd"))
+seen = [__name__, sys.argv, sys.path, os.getcwd(), dict(os.environ), sys.stdin.read(), ours, files]
+print(json.dumps(seen), flush=True)
+print("some words", file=sys.stderr)
+end = sys.argv[1]
+if end == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(3 if end == "code" else "a reason" if end == "reason" else None)
+"""
+
+
+@pytest.mark.parametrize("end", ["well", "code", "reason", "killed"])
+def test_processes_that_other_tests_fork_to_save_time_are_like_any(end: str, warm: list[str], tmp_path: Path) -> None:
+    def run(python: list[str]) -> list[Any]:
+        ended = subprocess.run(
+            [*python, "-c", LIKE_ANY, end, "a word", "b"],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path / "site"), "MINE": "1"},
+            input="given",
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            check=False,
+        )
+        return [ended.returncode, json.loads(ended.stdout), ended.stderr]
+
+    plain = run([sys.executable])
+    assert plain[0] == {"well": 0, "code": 3, "reason": 1, "killed": -signal.SIGKILL}[end]
+    assert plain[1][6] == []
+    assert run(warm) == plain
