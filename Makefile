@@ -20,7 +20,6 @@ $(READY): pyproject.toml constraints.txt $(PLUGINS)
 demo: $(READY)
 	$(BIN)/unlearnd demo
 
-# Tests start hundreds of processes: bytecode is written, whatever the environment says, so that none compiles again.
 # Tests start hundreds of processes: bytecode is kept, whatever the environment says, so that none compiles it all again.
 test: $(READY) lint
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal
