@@ -278,7 +278,7 @@ def test_a_key_service_signs_for_a_store_from_its_first_leaf_and_through_a_rotat
 
     def run(*arguments: str, code: int = 0) -> str:
         ended = subprocess.run(
-            [*warm, "-c", "from unlearnd.cli import main; main()", *arguments],
+            [*warm, "-c", "from unlearnd.__main__ import main; main()", *arguments],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(tmp_path), "UNLEARND_STORE": "s"},
             capture_output=True,
