@@ -1,12 +1,14 @@
 """A backup is of one moment and for its owner alone; put back, the store is as it was, or nothing is put back."""
 
 import json
+import os
 import shutil
 import signal
+import subprocess
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +188,78 @@ def test_what_came_later_and_no_log_brings_back_is_a_reason_to_refuse_and_said(
         again.train("second", dataset="d", backend="linear", epochs=1)
         again.erase(["later-u1"])
         assert audit(again, head=head).level == 4
+
+
+@pytest.mark.parametrize("given", ["copy in storage", "exported log"])
+def test_holds_that_were_set_or_lifted_since_a_backup_are_set_and_lifted_again(
+    store: Store, digests: Any, tmp_path: Path, given: str
+) -> None:
+    review = datetime.now(UTC).date() + timedelta(days=20)
+
+    def hold(request: str) -> None:
+        store.hold(request, basis="legal_claims", approver="ann", review=review)
+
+    known, lifted = store.receive(["u4", "u5"])
+    hold(lifted.id)
+    store.back_up(tmp_path / "old")
+    hold(known.id)
+    store.erase(["u7", "u8"], build=False)
+    store.release(lifted.id)
+    (later, carried_out) = store.receive(["u6", "u9"])
+    hold(carried_out.id)
+    hold(later.id)
+    store.erase(["u10"], build=False)
+    store.release(carried_out.id)
+    store.approve(carried_out.id, identity="account_login")
+    store.run_requests(build=False)
+    store.build()
+    store.export_log(str(tmp_path / "export"))
+    expected, head = digests(store), store.log_head()[1].encode()
+    before = {one.id: store.request(one.id) for one in (known, lifted, later, carried_out)}
+    folder = lose(store)
+    if given == "exported log":
+        shutil.rmtree(folder / "storage" / "evidence" / "log")
+    _, since = restore_store(
+        tmp_path / "old", folder, log=str(tmp_path / "export") if given != "copy in storage" else None
+    )
+    assert since.lost == ()
+    with unlearnd.open_store(str(folder)) as again:
+        for request, entry in before.items():
+            now = again.request(request)
+            told = (entry.state, entry.handle, entry.due_at, entry.hold_basis, entry.hold_review, entry.paused_at)
+            assert told[:5] == (now.state, now.handle, now.due_at, now.hold_basis, now.hold_review)
+            assert (entry.paused_at is None) == (now.paused_at is None)
+        assert [bool(again.where_user(user)) for user in ("u4", "u5", "u6", "u9", "u10")] == [True] * 3 + [False] * 2
+        again.build()
+        assert digests(again) == expected
+        report = audit(again, head=head, replay="all")
+        assert (report.failed, report.level) == ((), 5), list(report.lines())
+        # A hold that was set again can be lifted, and what was on hold carried out.
+        for request in (known.id, later.id):
+            again.release(request)
+            again.approve(request, identity="account_login")
+        assert len(again.run_requests().outcomes) == 2
+        assert [again.where_user(user) for user in ("u4", "u6")] == [[], []]
+        report = audit(again, head=head)
+        assert (report.failed, report.level) == ((), 4), list(report.lines())
+
+
+def test_a_hold_of_which_the_copy_of_the_log_does_not_say_on_whom_is_a_reason_to_refuse(
+    store: Store, tmp_path: Path
+) -> None:
+    store.back_up(tmp_path / "old")
+    (later,) = store.receive(["u4"])
+    review = datetime.now(UTC).date() + timedelta(days=20)
+    store.hold(later.id, basis="legal_claims", approver="ann", review=review)
+    folder = lose(store)
+    # As an older release wrote it.
+    for path in (folder / "storage" / "evidence" / "log").glob("*.json"):
+        path.write_text(
+            json.dumps({name: said for name, said in json.loads(path.read_text()).items() if name != "holds"})
+        )
+    with pytest.raises(RefusedError, match=f"request {later.id} was put on hold .* on whose data: restore a newer"):
+        restore_store(tmp_path / "old", folder, accept_losses=True)
+    assert [path.name for path in folder.iterdir()] == ["storage"]
 
 
 def test_a_key_that_was_changed_after_the_backup_is_changed_again(store: Store, tmp_path: Path) -> None:
@@ -382,3 +456,38 @@ def test_a_backup_goes_to_another_database_than_it_came_from(
         assert again.ledger.url == f"sqlite:///{folder / 'elsewhere.sqlite'}"
         assert digests(again).items() <= before.items()
         assert audit(again).level == 4
+
+
+def test_a_dump_of_the_database_that_was_put_back_is_brought_up_to_the_log_by_backup_and_restore(
+    new_store: Callable[..., Store], people: Any, add: Any, fit: Any, tmp_path: Path, postgres: Any
+) -> None:
+    url = postgres.url("dumped")
+    store = new_store(ledger=url)
+    add(store, people())
+    fit(store)
+    tools = Path(postgres.run("SELECT setting FROM pg_config WHERE name = 'BINDIR'")[0][0])
+    place = ["-h", postgres.socket, "-U", "postgres", "-d", postgres.database]
+    dump = tmp_path / "dump.sql"
+    subprocess.run([tools / "pg_dump", *place, "--schema=dumped", "-f", dump], check=True)
+    store.erase(["u4", "u5"])
+    head = store.log_head()[1].encode()
+    store.close()
+    postgres.run("DROP SCHEMA dumped CASCADE")
+    subprocess.run([tools / "psql", *place, "-q", "-o", os.devnull, "-v", "ON_ERROR_STOP=1", "-f", dump], check=True)
+    run, named = CliRunner().invoke, ["--store", str(store.folder)]
+    refused = run(main, ["status", *named])
+    assert (refused.exit_code, "unlearnd backup" in refused.stderr) == (1, True), refused.output
+    made = run(main, ["backup", str(tmp_path / "backup"), *named])
+    assert made.exit_code == 0, made.output
+    assert "The ledger lacks the last" in made.stderr
+    folder = lose(store)
+    Ledger.discard(url)
+    result = run(main, ["restore", str(tmp_path / "backup"), str(folder)])
+    assert result.exit_code == 0, result.output
+    assert "2 erasures were carried out again" in result.stdout
+    with unlearnd.open_store(str(folder)) as again:
+        assert [again.where_user(user) for user in ("u4", "u5")] == [[], []]
+        assert again.behind == 0
+        again.build()
+        assert audit(again, head=head).level == 4
+    postgres.run("DROP SCHEMA dumped CASCADE")

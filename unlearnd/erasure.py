@@ -35,7 +35,7 @@ from unlearnd.ledger.dockets import Entry
 from unlearnd.ledger.erasures import Erasure, Marking, ObjectVersion, Request
 from unlearnd.ledger.leases import build_lease, data_lease, ingest_lease
 from unlearnd.ledger.log import append
-from unlearnd.ledger.points import Holding, Segment
+from unlearnd.ledger.points import Dataset, Holding, Segment
 from unlearnd.packing import Positions, pack, unpack
 from unlearnd.policy import DEFAULT, Policy, load_policy
 from unlearnd.receipts import Detail
@@ -152,6 +152,9 @@ def plan_erasure(ledger: Ledger, targets: Sequence[Target]) -> ErasurePlan:
     for holding, positions in (pair for pairs in doomed.values() for pair in pairs):
         place = (holding.dataset_id, holding.shard, holding.slice)
         by_place[place] = by_place.get(place, 0) + len(positions)
+    whole = _whole(ledger, targets)
+    for dataset in whole.values():
+        by_place |= _places_of(ledger, dataset)
     retired = _to_retire(ledger, targets)
     planned = tuple(
         _plan_retirement(ledger, model) if model in retired else _plan_model(ledger, model, by_place)
@@ -162,7 +165,11 @@ def plan_erasure(ledger: Ledger, targets: Sequence[Target]) -> ErasurePlan:
         PlannedPlace(names[dataset_id], shard, slice_, count)
         for (dataset_id, shard, slice_), count in sorted(by_place.items())
     )
-    found = sum(bool(pairs or (is_order(target) and retired)) for target, pairs in doomed.items())
+    filled = {dataset_id for dataset_id, _, _ in by_place}
+    found = sum(
+        bool(pairs or (is_order(target) and retired) or (target in whole and whole[target].id in filled))
+        for target, pairs in doomed.items()
+    )
     return ErasurePlan(found, len(doomed) - found, sum(by_place.values()), places, planned)
 
 
@@ -450,25 +457,37 @@ class _Account:
 
 
 def _doomed(ledger: Ledger, targets: Sequence[Target]) -> dict[Target, list[tuple[Holding, Positions]]]:
-    """Return for each target the holdings it touches and the positions to go; a point goes only once."""
+    """Return for each target the holdings it touches and the positions to go; a point goes only once.
+
+    Of a whole dataset everything goes: who holds what in it is not listed, however many they are.
+    """
     found: dict[Target, list[tuple[Holding, Positions]]] = {target: [] for target in targets}
     handles = [target for target in targets if isinstance(target, bytes)]
     for holding in points.holdings_of(ledger, handles):
         found[holding.handle].append((holding, unpack(holding.positions)))
     for target in targets:
-        if isinstance(target, bytes):
-            continue
-        if isinstance(target[1], str):
-            # An order is carried out alone: no user or point of another request has a part in it.
-            whole = points.dataset_named(ledger, target[1]) if target[0] == "dataset" else None
-            listed = points.holdings_in(ledger, whole.id) if whole else []
-            found[target] = [(holding, unpack(holding.positions)) for holding in listed]
+        if isinstance(target, bytes) or isinstance(target[1], str):
             continue
         dataset = points.find_dataset(ledger, target[0])
         at = points.holding_at(ledger, dataset.id, target[1]) if dataset else None
         if at is not None and at.handle not in found:
             found[target].append((at, np.array([target[1]], np.int64)))
     return found
+
+
+def _whole(ledger: Ledger, targets: Iterable[Target]) -> dict[Target, Dataset]:
+    """Return the datasets that orders among the targets are about.
+
+    An order is carried out alone: no user or point of another request has a part in it.
+    """
+    orders = [target for target in targets if is_order(target) and target[0] == "dataset"]
+    return {target: points.dataset_named(ledger, str(target[1])) for target in orders}
+
+
+def _places_of(ledger: Ledger, dataset: Dataset) -> dict[tuple[int, int, int], int]:
+    """Return how many points each slice of a dataset has, of those that have any."""
+    counts = points.counts_of(ledger, dataset.id)
+    return {(dataset.id, shard, slice_): count for (shard, slice_), count in sorted(counts.items()) if count}
 
 
 def is_order(target: Target) -> bool:
@@ -528,20 +547,20 @@ def _mark(ledger: Ledger, storage: Storage, erasure: Erasure, clock: Clock) -> N
     asked: dict[str, Target] = {request.id: entries[request.id].target for request in requests}
     targets = list(asked.values())
     names = {dataset.id: dataset.name for dataset in points.datasets(ledger)}
-    whole = [str(target[1]) for target in targets if is_order(target) and target[0] == "dataset"]
+    whole = _whole(ledger, targets)
     while True:
-        shards = _shards(_doomed(ledger, targets))
+        shards = _shards(ledger, _doomed(ledger, targets), whole)
         leases = [data_lease(names[dataset_id], shard) for dataset_id, shard in sorted(shards)]
         # Of a whole dataset nothing may be added, and no model declared on it, meanwhile.
-        leases += [ingest_lease(name) for name in whole]
+        leases += [ingest_lease(dataset.name) for dataset in whole.values()]
         with hold(ledger, leases or [f"erasure/{erasure.id}/nothing"], clock):
             doomed = _doomed(ledger, targets)
-            if not _shards(doomed) <= shards:
+            if not _shards(ledger, doomed, whole) <= shards:
                 continue
-            for name in whole:
-                _check_nobody_held(ledger, name)
+            for dataset in whole.values():
+                _check_nobody_held(ledger, dataset.name)
             now = clock()
-            marking = _marking(ledger, storage, asked, doomed, now)
+            marking = _marking(ledger, storage, asked, doomed, whole, now)
             if erasures.mark_erased(ledger, erasure.id, marking, now):
                 return
 
@@ -551,12 +570,14 @@ def _marking(
     storage: Storage,
     asked: Mapping[str, Target],
     doomed: Mapping[Target, Sequence[tuple[Holding, Positions]]],
+    whole: Mapping[Target, Dataset],
     now: datetime,
 ) -> Marking:
     """Work out what step 3 changes: read the slices concerned once, and sum up what stays and what goes."""
     gone: list[Holding] = []
     shrunk: list[tuple[Holding, int, bytes]] = []
-    by_place: dict[tuple[int, int, int], list[tuple[Target, Positions]]] = {}
+    by_place: dict[tuple[int, int, int], list[tuple[Target, Positions | None]]] = {}
+    """What goes where, and for whom; None for all there is."""
     left: dict[tuple[bytes, int, int, int, int], Positions] = {}
     held: dict[tuple[bytes, int, int, int, int], Holding] = {}
     for target, pairs in doomed.items():
@@ -571,6 +592,8 @@ def _marking(
             shrunk.append((held[key], int(positions[0]), pack(positions)))
         else:
             gone.append(held[key])
+    for target, dataset in whole.items():
+        by_place |= {place: [(target, None)] for place in _places_of(ledger, dataset)}
     dropped: list[tuple[int, bytes, int]] = []
     roots: list[tuple[int, int, int, Digest]] = []
     slices: dict[Target, list[Touched]] = {target: [] for target in doomed}
@@ -579,13 +602,14 @@ def _marking(
     for (dataset_id, shard, slice_), lots in sorted(by_place.items()):
         dataset = points.dataset_by_id(ledger, dataset_id)
         before = points.roots_of(ledger, dataset_id, shard).get((shard, slice_))
-        going = np.concatenate([positions for _, positions in lots])
+        going = np.concatenate([np.empty(0, np.int64), *(some for _, some in lots if some is not None)])
+        all_of_it = any(some is None for _, some in lots)
         staying: list[bytes] = []
         committed: dict[int, tuple[bytes, int]] = {}
         ahead = 0
         for segment in points.segments_of(ledger, dataset_id, shard, slice_):
             rows = read_segment(storage, segment)
-            out = np.isin(rows.position, going)
+            out = np.full(len(rows), True) if all_of_it else np.isin(rows.position, going)
             live = ~np.isin(rows.position, out_of_use(segment))
             lost = rows.keep(out & live)
             ranks = (ahead + np.flatnonzero(out[live])).tolist()
@@ -600,10 +624,11 @@ def _marking(
         if after is not None:
             roots.append((dataset_id, shard, slice_, after))
             sealed.setdefault(dataset.name, []).append((shard, slice_, after, len(staying)))
-        for target, positions in lots:
+        for target, some in lots:
             here = len(slices[target])
-            erased[target].extend((*committed[position], here) for position in positions.tolist())
-            slices[target].append(Touched(dataset.name, shard, slice_, len(positions), before, after))
+            mine = list(committed) if some is None else some.tolist()
+            erased[target].extend((*committed[position], here) for position in mine)
+            slices[target].append(Touched(dataset.name, shard, slice_, len(mine), before, after))
     outcomes: dict[str, dict[str, Any]] = {}
     retired = _to_retire(ledger, asked.values())
     for request_id, target in asked.items():
@@ -620,14 +645,11 @@ def _marking(
             **({"retired": [model.name for model in retired]} if is_order(target) else {}),
         }
     shredded = [target for target in asked.values() if isinstance(target, bytes)]
-    for target in asked.values():
-        if is_order(target) and target[0] == "dataset":
-            dataset = points.dataset_named(ledger, str(target[1]))
-            shredded += points.users_of(ledger, dataset.id, nowhere_else=True)
-    touched = sorted(_shards(doomed))
+    touched = sorted(_shards(ledger, doomed, whole))
     leaves = [leaf for name, entries in sealed.items() for leaf in slices_sealed(name, entries, stamp(now))]
     ids = [model.id for model in retired]
-    return Marking(dropped, roots, gone, shrunk, shredded, outcomes, touched, leaves, ids)
+    emptied = [dataset.id for dataset in whole.values()]
+    return Marking(dropped, roots, gone, shrunk, shredded, outcomes, touched, leaves, ids, emptied)
 
 
 def _check_nobody_held(ledger: Ledger, name: str) -> None:
@@ -727,5 +749,11 @@ def _belongs(name: str, lost: frozenset[tuple[str, int]], concerned: Sequence[st
     return owner in whole or (owner in concerned and int(shard) in {number for _, number in lost})
 
 
-def _shards(doomed: Mapping[Target, Sequence[tuple[Holding, Positions]]]) -> set[tuple[int, int]]:
-    return {(holding.dataset_id, holding.shard) for pairs in doomed.values() for holding, _ in pairs}
+def _shards(
+    ledger: Ledger,
+    doomed: Mapping[Target, Sequence[tuple[Holding, Positions]]],
+    whole: Mapping[Target, Dataset],
+) -> set[tuple[int, int]]:
+    """Return the shards that lose points."""
+    found = {(holding.dataset_id, holding.shard) for pairs in doomed.values() for holding, _ in pairs}
+    return found | {place[:2] for dataset in whole.values() for place in _places_of(ledger, dataset)}

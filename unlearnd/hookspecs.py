@@ -292,8 +292,8 @@ def erasure_requested(petitions: Sequence[Petition], folder: Path, today: date) 
     """Say which requests must not be carried out yet: a legal hold, an exemption.
 
     Called before requests pass the point of no return, once for all that are carried out together, last registered
-    plugin first; `folder` is the store's, `today` the day by its clock. For an order to destroy a dataset there is one
-    petition for the order and one for each user with data in it, and a veto of any of them holds the order. Every veto
+    plugin first; `folder` is the store's, `today` the day by its clock. For an order to destroy a dataset it is called
+    again with a petition for each user with data in it, 10,000 at a time, and a veto of any holds the order. Every veto
     that any plugin returns puts its request on hold with the plugin as approver; None and an empty list veto nothing.
     Raising is a `PluginError`, and nothing is carried out.
     """

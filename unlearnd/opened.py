@@ -24,7 +24,10 @@ from unlearnd.translog import Translog, newest_moment
 class Opened:
     """What is open. Use it in a `with` block, or close it."""
 
-    def __init__(self, folder: Path, config: Config, clock: Clock) -> None:
+    behind: int = 0
+    """How many leaves of the log storage has that the ledger lacks; never any, unless that was said to be fine."""
+
+    def __init__(self, folder: Path, config: Config, clock: Clock, *, may_be_behind: bool = False) -> None:
         self.folder = folder
         self.config = config
         self.clock = SteadyClock(clock)
@@ -36,10 +39,13 @@ class Opened:
         # Asked for before the ledger is looked at: meanwhile it can only grow.
         kept = size_kept(self.storage)
         if kept > (size := log.size_now(self.ledger)):
+            self.behind = kept - size
+        if self.behind and not may_be_behind:
             raise RefusedError(
                 f"the ledger is older than its storage: its log has {size} leaves, and a tree head of {kept} was "
-                "signed; an old copy was put in its place, and what was erased since would be back. Move that copy "
-                "away and put a backup in place with `unlearnd restore`, which carries later erasures out again"
+                "signed; an old copy was put in its place, and what was erased since would be back. Make a backup of "
+                "that copy with `unlearnd backup`, or take a newer one, move the copy away and put the backup in place "
+                "with `unlearnd restore`, which carries later erasures out again"
             )
         check_private(folder / "keys", *_private_files(folder, config))
         evidence = self.storage

@@ -4,7 +4,7 @@ The log is append-only, so what a backup lacks of it is appended, and nothing is
 receipt is carried out again on the older ledger, to the same slice roots. Whose points they were, the older ledger
 knows itself once it is told where in their slices they stood. User keys are destroyed, holdings go, slice data that
 still holds the points is rewritten, checkpoints made from them are destroyed, and every root is computed from the rows
-there are and held against the log.
+there are and held against the log. Holds that were set or lifted since are set or lifted again, in the same way.
 
 What the log cannot bring back is lost, and said: points and models that came after the backup (of those the log has
 only digests), and requests that came in since and were not carried out (of those it does not know whose they are). A
@@ -13,8 +13,8 @@ leaf `restored` lists it, so that log, ledger and storage say the same again and
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -22,19 +22,22 @@ import numpy as np
 
 from unlearnd.bases import destroy_unnamed
 from unlearnd.checkpoints import destroy_all_but, standings
+from unlearnd.clocks import day_of
 from unlearnd.digests import Digest, digest_of
 from unlearnd.errors import DamagedStoreError, NotFoundError, RefusedError
-from unlearnd.ledger import Ledger, dockets, erasures, features, log, models, points
+from unlearnd.keys import draw_id, draw_nonce
+from unlearnd.ledger import Ledger, dockets, erasures, features, log, models, points, restrictions
 from unlearnd.ledger import rollforward as entering
-from unlearnd.ledger.connection import stamp
+from unlearnd.ledger.connection import moment_from, stamp
 from unlearnd.ledger.dockets import Entry
 from unlearnd.ledger.erasures import Marking
 from unlearnd.ledger.points import Dataset, Holding, NewSegment, Segment
-from unlearnd.ledger.rollforward import LaterErasure, LaterRequest
+from unlearnd.ledger.rollforward import LaterErasure, LaterHold, LaterRequest
 from unlearnd.logcopy import Later
 from unlearnd.packing import Positions, pack, unpack
 from unlearnd.policy import Policy
-from unlearnd.since import Gone, Place, Since, find_gone, read_since
+from unlearnd.requests import policy_of
+from unlearnd.since import Gone, Moves, Place, Since, find_moves, read_since
 from unlearnd.slices import compute_roots, folder_of, rewrite_dropped
 from unlearnd.statements import checkpoints_destroyed, request_closed, slices_sealed, store_restored
 from unlearnd.storage import Storage
@@ -90,18 +93,13 @@ def roll_forward(
     ledger, begin = translog.ledger, log.size_now(translog.ledger)
     since = read_since(later.leaves, begin)
     _append(translog, later, since)
-    entries = {entry.id for entry in dockets.entries(ledger)}
-    since.held += sum(bool(until) for request, (until, _) in since.paused.items() if request in entries)
-    if since.held:
-        raise RefusedError(
-            f"{since.held} times a hold was set or lifted after this backup was made, and the log does not say on "
-            "whose data: restore a newer backup"
-        )
     _fetch_documents(translog, export, since)
     details = {request: _detail_of(translog, said) for request, (_, said) in since.receipts.items()}
-    gone = find_gone(ledger, later, since, details)
+    moves = find_moves(ledger, later, since, details)
+    gone = moves.gone
+    _hold(ledger, later, since, moves, now)
     _mark(ledger, since, details, gone, now)
-    _enter_requests(translog, since, details, gone, later, policies, now)
+    _enter_requests(translog, since, details, moves, later, policies, now)
     lost, orphans = _match_storage(ledger, translog.storage, now)
     lost += _roots(ledger, translog.storage, since, now)
     known = {dataset.name for dataset in points.datasets(ledger)}
@@ -187,6 +185,52 @@ def _detail_of(translog: Translog, said: Mapping[str, Any]) -> Detail:
         ) from None
 
 
+def _hold(ledger: Ledger, later: Later, since: Since, moves: Moves, now: datetime) -> None:
+    """Keep out of training what holds keep out of it now, and note what they moved and where it stood."""
+    out: dict[tuple[str, int, int], list[int]] = {}
+    for places in moves.held.values():
+        for place, positions in places.items():
+            out.setdefault(place, []).extend(positions)
+    changed: list[tuple[int, bytes, int]] = []
+    for dataset in points.datasets(ledger):
+        for shard in range(1, dataset.shards + 1):
+            for segment, end in _until(points.segments_of(ledger, dataset.id, shard), dataset.points):
+                mine = np.array(out.get((dataset.name, shard, segment.slice), []), np.int64)
+                held = np.sort(mine[(mine >= segment.first) & (mine < end)])
+                if not np.array_equal(held, unpack(segment.held)):
+                    live = segment.rows - len(np.union1d(unpack(segment.dropped), held))
+                    changed.append((segment.id, pack(held) if len(held) else b"", live))
+    stood = {(place, was, is_): (place, was, is_, at) for place, was, is_, at in later.holds}
+    kept = {r.request_id: r for r in restrictions.all_restrictions(ledger) if r.in_force}
+    rows: dict[str, list[LaterHold]] = {
+        request: [LaterHold(r.id, request, r.handle, "", r.taken)] for request, r in kept.items()
+    }
+    for leaf in since.holds:
+        if leaf.request not in moves.handles:
+            continue  # on slices that came after the backup, which are lost
+        changes = [((d, k, s), was, is_) for d, k, s, _, was, is_ in leaf.slices]
+        moved = tuple(stood.get(change) or (*change, ()) for change in changes)
+        mine_ = rows.setdefault(leaf.request, [])
+        # A long list is cut into several leaves, and is one hold.
+        if not leaf.returned and not (mine_ and mine_[-1].returned_at is None and mine_[-1].restricted_at == leaf.at):
+            mine_.append(LaterHold(draw_id(), leaf.request, moves.handles[leaf.request], leaf.at, ()))
+        last = mine_[-1]
+        mine_[-1] = (
+            replace(last, returned_at=leaf.at, returned=(*last.returned, *moved))
+            if leaf.returned
+            else replace(last, taken=(*last.taken, *moved))
+        )
+    with ledger.write() as connection:
+        entering.enter_holds(connection, changed, [one for listed in rows.values() for one in listed], stamp(now))
+
+
+def _until(segments: Sequence[Segment], points_: int) -> Iterator[tuple[Segment, int]]:
+    """Yield segments with the position at which the next one of their slice begins."""
+    for segment in segments:
+        firsts = [s.first for s in segments if s.slice == segment.slice and s.first > segment.first]
+        yield segment, min(firsts, default=points_)
+
+
 def _mark(ledger: Ledger, since: Since, details: Mapping[str, Detail], gone: Gone, now: datetime) -> None:
     """Take the points out of the ledger, destroy the keys, retire models: as the erasures did."""
     by_place: dict[Place, list[int]] = {}
@@ -253,7 +297,7 @@ def _enter_requests(
     translog: Translog,
     since: Since,
     details: Mapping[str, Detail],
-    gone: Gone,
+    moved: Moves,
     later: Later,
     policies: Callable[[str], Policy | None],
     now: datetime,
@@ -275,7 +319,7 @@ def _enter_requests(
         entry = entries.get(request) or _entry(since.requests[request], names, known, request)
         at = said["influenceRemovedAt"]
         moves = entry.moves + 1 if request in entries else 2
-        target = _target(said, details[request], gone.get(request, {}))
+        target = _target(said, details[request], moved.gone.get(request, {}))
         entry = _but(entry, state="completed", closed_at=at, nonce=None, moves=moves, commitment=said["userCommitment"])
         entry = entry if request in entries else _but(entry, **target)
         closed.append((entry, ""))
@@ -294,7 +338,15 @@ def _enter_requests(
         closed.append((_but(entry, state=state, closed_at=at, nonce=None, moves=moves), reason))
     still_open = entries.keys() - since.receipts.keys() - since.closed.keys()
     due = {request: at for request, at in since.due.items() if request in still_open}
-    paused = {request: at for request, (_, at) in since.paused.items() if request in still_open}
+    paused = {request: at for request, (until, at, _) in since.paused.items() if request in still_open and not until}
+    held: list[Entry] = []
+    for request, (until, at, why) in since.paused.items():
+        if until and (request in still_open or request in moved.handles):
+            entry = entries.get(request) or _entry(since.requests[request], names, known, request)
+            rules = found.get(entry.policy_digest) or policy_of(ledger, entry)
+            review = day_of(rules, moment_from(until))
+            held.append(_held(entry, str(review), at, why, entry.handle or moved.handles.get(request)))
+    lifted = [entries[request] for request in still_open & (since.resumed | paused.keys())]
     begun: dict[str, list[str]] = {}
     for request, erasure in since.begun.items():
         if request in entries and request not in since.receipts:
@@ -304,7 +356,9 @@ def _enter_requests(
         entering.enter_policies(connection, kept)
         entering.enter_closed(connection, closed, ACTOR)
         entering.enter_erasures(connection, _erasures(ledger, since, details), carried)
+        entering.lift_holds(connection, [entry for entry in lifted if entry.state == "on_hold"], ACTOR, stamp(now))
         entering.set_clocks(connection, due, paused)
+        entering.enter_held(connection, held, ACTOR)
         for erasure, ids in begun.items():
             entering.begin_again(connection, erasure, ids, stamp(now))
 
@@ -350,6 +404,16 @@ def _entry(said: Mapping[str, Any], names: Mapping[str, str], known: Iterable[st
             )
         ),
     )
+
+
+def _held(entry: Entry, review: str, at: str, why: str, handle: bytes | None) -> Entry:
+    """Return a request as it is on hold; who approved that, no log says."""
+    resumed = entry.resume_state if entry.state == "on_hold" else entry.state
+    hold = {"hold_basis": why, "hold_approver": ACTOR, "hold_review": review, "paused_at": entry.paused_at or at}
+    if entry.handle is None and handle is not None:
+        # What its receipt was to commit to went with the ledger. In its place something that nobody can open.
+        hold["commitment"] = draw_nonce().hex()
+    return _but(entry, state="on_hold", resume_state=resumed, handle=handle, moves=entry.moves + 1, **hold)
 
 
 def _but(entry: Entry, **changes: Any) -> Entry:

@@ -124,10 +124,16 @@ class Store(Opened):
         return cls.open(folder, clock=clock)
 
     @classmethod
-    def open(cls, directory: str | os.PathLike[str], *, clock: Clock = lambda: datetime.now(UTC)) -> "Store":
-        """Open the store in `directory`."""
+    def open(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        clock: Clock = lambda: datetime.now(UTC),
+        may_be_behind: bool = False,
+    ) -> "Store":
+        """Open the store in `directory`; with `may_be_behind`, for a backup of a ledger that is older than storage."""
         folder = Path(directory).absolute()
-        return cls(folder, read_config(folder), clock)
+        return cls(folder, read_config(folder), clock, may_be_behind=may_be_behind)
 
     def ingest(
         self,

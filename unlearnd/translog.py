@@ -31,7 +31,7 @@ from unlearnd.keys import (
 )
 from unlearnd.ledger import Ledger, log
 from unlearnd.ledger.log import ReceiptEntry, SigningKey
-from unlearnd.logcopy import PLACES, keep_copy, places_between
+from unlearnd.logcopy import HOLDS, PLACES, holds_between, keep_copy, places_between
 from unlearnd.notes import head_text, key_hash, proof_text, sign_note, tile_path, vkey
 from unlearnd.receipts import Detail, make_receipt, seal_envelope
 from unlearnd.statements import genesis, key_changed, moment_of, origin_of
@@ -463,6 +463,8 @@ def export(translog: Translog, target: Storage, on_progress: Callable[[int], Non
             target.write(tile_path(level, begin // _TILE, end - begin), b"".join(hashes))
         level, count = level + 1, count // _TILE
     target.write(PLACES, json.dumps(places_between(translog.ledger, 0, size)).encode() + b"\n")
+    if moved := holds_between(translog.ledger, 0, size):
+        target.write(HOLDS, json.dumps(moved).encode() + b"\n")
     target.write("trust.json", trust(translog))
     target.write("checkpoint", note.encode())
     return size

@@ -62,14 +62,19 @@ def hold_vetoed(store: Opened, entries: Sequence[Entry]) -> list[str]:
 
 def _vetoes(store: Opened, petitions: Sequence[Petition]) -> list[tuple[str, Veto]]:
     """Ask plugins about requests; of an order to destroy a dataset, about everybody who has data in it as well."""
-    asked, about = list(petitions), list(range(len(petitions)))
+    found = _ask(store, petitions, range(len(petitions)))
     for number, petition in enumerate(petitions):
         if petition.asked == "dataset":
             dataset = points.dataset_named(store.ledger, petition.name)
-            for handle in points.users_of(store.ledger, dataset.id):
-                asked.append(replace(petition, asked="user", handle=handle.hex(), name=""))
-                about.append(number)
-    said = store.plugins.vetoes(asked, store.folder, store.clock().date()) if asked else []
+            for handles in points.users_of(store.ledger, dataset.id):
+                asked = [replace(petition, asked="user", handle=handle.hex(), name="") for handle in handles]
+                found += _ask(store, asked, [number] * len(asked))
+    return found
+
+
+def _ask(store: Opened, petitions: Sequence[Petition], about: Sequence[int]) -> list[tuple[str, Veto]]:
+    """Ask plugins; return their vetoes, each with the number of the request that it is about."""
+    said = store.plugins.vetoes(petitions, store.folder, store.clock().date()) if petitions else []
     return [(plugin, replace(veto, number=about[veto.number])) for plugin, veto in said]
 
 

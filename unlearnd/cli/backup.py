@@ -18,13 +18,21 @@ def backup(file: str, folder: str | None, as_json: bool) -> None:
 
     Slices, checkpoints and receipts are not in it. With UNLEARND_BACKUP_PASSPHRASE it is encrypted. Make one after
     every ingest and every new model: what came later than a backup, no backup brings back.
+
+    It is the one command that takes a ledger that is older than its storage, as after putting a dump of the database
+    back: `unlearnd restore` carries out on the backup what was erased since.
     """
-    with opened(folder) as store:
-        made = store.back_up(file, _passphrase())
+    with opened(folder, may_be_behind=True) as store:
+        made, behind = store.back_up(file, _passphrase()), store.behind
     if as_json:
-        print_json({"file": file, "size": made.size, "root": made.root, "encrypted": made.encrypted})
+        about = {"file": file, "size": made.size, "root": made.root, "encrypted": made.encrypted}
+        print_json({**about, "behind": behind})
         return
     click.echo(f"Backed up ledger (a log of {made.size:,} leaves), keys and settings to {file}.")
+    if behind:
+        click.echo(
+            f"The ledger lacks the last {behind} leaves of the log: put the file in place with `restore`.", err=True
+        )
     if not made.encrypted:
         click.echo("It holds the store's keys and is not encrypted: keep it as safe as them.", err=True)
 

@@ -62,10 +62,10 @@ def read_pairs(option: str, given: Sequence[str]) -> dict[str, object]:
 
 
 @contextmanager
-def opened(folder: str | None) -> "Iterator[Store]":
-    """Open the store a command is about."""
+def opened(folder: str | None, *, may_be_behind: bool = False) -> "Iterator[Store]":
+    """Open the store a command is about; one whose ledger is older than its storage only where that is fine."""
     path = store_named(folder) or find_store(Path.cwd())
     from unlearnd.store import Store  # heavy: sqlmodel, numpy
 
-    with Store.open(path) as store:
+    with Store.open(path, may_be_behind=may_be_behind) as store:
         yield store

@@ -77,6 +77,8 @@ class Marking:
     """What the log says of the new roots."""
     retired: Sequence[int] = ()
     """Models that are never built again."""
+    emptied: Sequence[int] = ()
+    """Datasets that lose everything: all holdings, and the keys of users who have points in no other."""
 
 
 _ERASURE = "SELECT id, received_at, marked_at, influence_removed_at, rebuilt_at, touched FROM erasure"
@@ -195,6 +197,16 @@ def mark_erased(ledger: Ledger, erasure_id: str, marking: Marking, now: datetime
             "UPDATE slice SET root = ? WHERE dataset_id = ? AND shard = ? AND slice = ?",
             [(root, dataset_id, shard, slice_) for dataset_id, shard, slice_, root in marking.roots],
         )
+        for dataset_id in marking.emptied:
+            # In the database, where the users of a dataset need not fit into memory. Who has points elsewhere stays.
+            connection.exec_driver_sql(
+                "UPDATE users SET key = NULL, erased_at = ? "
+                "WHERE handle IN (SELECT handle FROM holding WHERE dataset_id = ?) "
+                "AND NOT EXISTS "
+                "(SELECT 1 FROM holding WHERE holding.handle = users.handle AND holding.dataset_id <> ?)",
+                (stamp(now), dataset_id, dataset_id),
+            )
+            connection.exec_driver_sql("DELETE FROM holding WHERE dataset_id = ?", (dataset_id,))
         place = "handle = ? AND dataset_id = ? AND shard = ? AND slice = ? AND first = ?"
         many(
             connection,

@@ -324,16 +324,17 @@ def holdings_in(ledger: Ledger, dataset_id: int) -> list[Holding]:
         return [Holding(bytes(row[0]), *row[1:]) for row in connection.exec_driver_sql(sql, (dataset_id,))]
 
 
-def users_of(ledger: Ledger, dataset_id: int, nowhere_else: bool = False) -> list[bytes]:
-    """Return the handles of all users with points in a dataset, or of those who have none in any other."""
-    sql = "SELECT DISTINCT handle FROM holding WHERE dataset_id = ?"
-    if nowhere_else:
-        sql += (
-            " AND NOT EXISTS (SELECT 1 FROM holding AS other WHERE other.handle = holding.handle "
-            "AND other.dataset_id <> holding.dataset_id)"
-        )
-    with ledger.read() as connection:
-        return [bytes(row[0]) for row in connection.exec_driver_sql(sql, (dataset_id,))]
+def users_of(ledger: Ledger, dataset_id: int, most: int = 10_000) -> Iterator[list[bytes]]:
+    """Yield the handles of all users with points in a dataset, at most so many at a time."""
+    sql = "SELECT DISTINCT handle FROM holding WHERE dataset_id = ? AND handle > ? ORDER BY handle LIMIT ?"
+    last = b""
+    while True:
+        with ledger.read() as connection:
+            page = [bytes(row[0]) for row in connection.exec_driver_sql(sql, (dataset_id, last, most))]
+        if not page:
+            return
+        yield page
+        last = page[-1]
 
 
 def holding_at(ledger: Ledger, dataset_id: int, position: int) -> Holding | None:

@@ -65,7 +65,7 @@ def enter_restriction(
         _apply(connection, change)
         connection.exec_driver_sql(
             "INSERT INTO restriction (id, request_id, handle, restricted_at, taken) VALUES (?, ?, ?, ?, ?)",
-            (restriction_id, request_id, handle, stamp(now), _as_json(change.stood)),
+            (restriction_id, request_id, handle, stamp(now), json.dumps(as_json(change.stood))),
         )
 
 
@@ -75,7 +75,7 @@ def enter_return(ledger: Ledger, restriction_id: str, change: Change, now: datet
         _apply(connection, change)
         connection.exec_driver_sql(
             "UPDATE restriction SET returned_at = ?, returned = ?, cleaned_at = NULL WHERE id = ?",
-            (stamp(now), _as_json(change.stood), restriction_id),
+            (stamp(now), json.dumps(as_json(change.stood)), restriction_id),
         )
 
 
@@ -108,10 +108,17 @@ def _apply(connection: Any, change: Change) -> None:
     )
 
 
-def _as_json(stood: Iterable[Stood]) -> str:
-    return json.dumps(
-        [[*place, before, after, [[rank, c.hex()] for rank, c in points]] for place, before, after, points in stood]
-    )
+def as_json(stood: Iterable[Stood]) -> list[Any]:
+    """Return where points stood as a ledger and the copy of its log have it."""
+    return [[*place, before, after, [[rank, c.hex()] for rank, c in points]] for place, before, after, points in stood]
+
+
+def from_json(listed: Iterable[Any]) -> list[Stood]:
+    """Return where points stood, of what `as_json` made of it."""
+    return [
+        ((dataset, shard, slice_), before, after, tuple((rank, bytes.fromhex(c)) for rank, c in points))
+        for dataset, shard, slice_, before, after, points in listed
+    ]
 
 
 def _restriction(row: Any) -> Restriction:
@@ -119,15 +126,8 @@ def _restriction(row: Any) -> Restriction:
         id=row.id,
         request_id=row.request_id,
         handle=bytes(row.handle),
-        taken=_stood(row.taken),
-        returned=_stood(row.returned or "[]"),
+        taken=tuple(from_json(json.loads(row.taken))),
+        returned=tuple(from_json(json.loads(row.returned or "[]"))),
         in_force=row.returned_at is None,
         cleaned=row.cleaned_at is not None,
-    )
-
-
-def _stood(text: str) -> tuple[Stood, ...]:
-    return tuple(
-        ((dataset, shard, slice_), before, after, tuple((rank, bytes.fromhex(c)) for rank, c in points))
-        for dataset, shard, slice_, before, after, points in json.loads(text)
     )

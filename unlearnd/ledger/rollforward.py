@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from unlearnd.ledger import dockets
 from unlearnd.ledger.connection import Ledger, many
 from unlearnd.ledger.dockets import Entry, Transition
+from unlearnd.ledger.restrictions import Stood, as_json
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,20 @@ class LaterRequest:
     detail: str
     key_id: str | None
     suppressed: bool
+
+
+@dataclass(frozen=True)
+class LaterHold:
+    """A hold that took points out of training, before the backup or after it, and what has become of it."""
+
+    id: str
+    request_id: str
+    handle: bytes
+    restricted_at: str
+    """Empty where the backup's ledger has it."""
+    taken: tuple[Stood, ...]
+    returned_at: str | None = None
+    returned: tuple[Stood, ...] = ()
 
 
 def enter_policies(connection: Connection, kept: Iterable[tuple[str, str, Mapping[str, Any], int, str]]) -> None:
@@ -133,6 +148,70 @@ def set_clocks(connection: Connection, due: Mapping[str, str], paused: Mapping[s
         "UPDATE docket SET state = 'awaiting_identity', paused_at = ? WHERE id = ?",
         [(at, request) for request, at in paused.items()],
     )
+
+
+def enter_holds(
+    connection: Connection, segments: Sequence[tuple[int, bytes, int]], holds: Sequence[LaterHold], at: str
+) -> None:
+    """Enter what is out of training now, as (segment id, positions held, live points), and which holds moved what."""
+    many(
+        connection,
+        "UPDATE segment SET held = ?, live = ? WHERE id = ?",
+        [(held or None, live, segment_id) for segment_id, held, live in segments],
+    )
+    many(
+        connection,
+        "INSERT INTO restriction (id, request_id, handle, restricted_at, taken, cleaned_at) VALUES (?, ?, ?, ?, ?, ?)",
+        [
+            (h.id, h.request_id, h.handle, h.restricted_at, json.dumps(as_json(h.taken)), at)
+            for h in holds
+            if h.restricted_at
+        ],
+    )
+    many(
+        connection,
+        "UPDATE restriction SET returned_at = ?, returned = ?, cleaned_at = ? WHERE id = ?",
+        [(h.returned_at, json.dumps(as_json(h.returned)), at, h.id) for h in holds if h.returned_at is not None],
+    )
+
+
+def enter_held(connection: Connection, held: Sequence[Entry], actor: str) -> None:
+    """Enter requests that are on hold, as they stand; those known already are put on hold."""
+    before = dockets.by_ids(connection, [entry.id for entry in held])
+    dockets.enter(connection, [entry for entry in held if entry.id not in before])
+    steps: list[tuple[str, Transition]] = []
+    for entry in held:
+        old = before.get(entry.id)
+        if old is None:
+            steps.append((entry.id, Transition(0, entry.received_at, "receive", "", "received", actor, "", "")))
+        stood, at, why = old.state if old else "received", entry.paused_at or "", entry.hold_basis or ""
+        steps.append((entry.id, Transition(entry.moves - 1, at, "hold", stood, "on_hold", actor, why, "")))
+    many(
+        connection,
+        "UPDATE docket SET state = 'on_hold', paused_at = ?, resume_state = ?, hold_basis = ?, hold_approver = ?, "
+        "hold_review = ?, moves = ? WHERE id = ?",
+        [
+            (e.paused_at, e.resume_state, e.hold_basis, e.hold_approver, e.hold_review, e.moves, e.id)
+            for e in held
+            if e.id in before
+        ],
+    )
+    dockets.note(connection, steps)
+
+
+def lift_holds(connection: Connection, lifted: Sequence[Entry], actor: str, at: str) -> None:
+    """Enter that requests the ledger has on hold are on hold no more: each goes on where it was."""
+    many(
+        connection,
+        "UPDATE docket SET state = ?, paused_at = NULL, resume_state = NULL, hold_basis = NULL, hold_approver = NULL, "
+        "hold_review = NULL, moves = ? WHERE id = ?",
+        [(entry.resume_state or "received", entry.moves + 1, entry.id) for entry in lifted],
+    )
+    steps = [
+        (e.id, Transition(e.moves, at, "release", "on_hold", e.resume_state or "received", actor, "", ""))
+        for e in lifted
+    ]
+    dockets.note(connection, steps)
 
 
 def set_roots(connection: Connection, roots: Iterable[tuple[int, int, int, str]]) -> None:
