@@ -262,6 +262,39 @@ def test_a_hold_of_which_the_copy_of_the_log_does_not_say_on_whom_is_a_reason_to
     assert [path.name for path in folder.iterdir()] == ["storage"]
 
 
+def test_slices_of_an_encrypted_store_that_were_rewritten_since_a_backup_are_said_to_be_lost(
+    new_store: Callable[..., Store], people: Any, add: Any, fit: Any, tmp_path: Path, place_of: Any
+) -> None:
+    """Their keys came after the backup, and are nowhere else: a copy of storage alone must never be readable."""
+    store = new_store(encrypt="file")
+    rows = people()
+    add(store, rows, shards=2, slices=2)
+    fit(store)
+    store.back_up(tmp_path / "old")
+    where = place_of(store, "u4")
+    store.erase(["u4"])
+    store.back_up(tmp_path / "new")
+    head = store.log_head()[1].encode()
+    folder = lose(store)
+    with pytest.raises(RefusedError, match=rf"1 slices \(d {where[0]} {where[1]}\).*under keys.*newer backup"):
+        restore_store(tmp_path / "old", folder)
+    # A backup from after the erasure loses nothing.
+    restore_store(tmp_path / "new", folder)
+    with unlearnd.open_store(str(folder)) as again:
+        assert (again.where_user("u4"), audit(again, head=head).level) == ([], 4)
+        folder = lose(again)
+    _, since = restore_store(tmp_path / "old", folder, accept_losses=True)
+    assert since.lost == (("slice", "d", *where),)
+    with unlearnd.open_store(str(folder)) as again:
+        gone = [user for user in sorted(set(rows.user.tolist())) if not again.where_user(user)]
+        assert "u4" in gone
+        # What was lost can be added again, and all is as it should be.
+        add(again, rows.only([user for user in gone if user != "u4"]), shards=None, slices=None)
+        again.build()
+        report = audit(again, head=head)
+        assert (report.failed, report.level) == ((), 4), list(report.lines())
+
+
 def test_a_key_that_was_changed_after_the_backup_is_changed_again(store: Store, tmp_path: Path) -> None:
     store.back_up(tmp_path / "old")
     store.rotate_key("log")

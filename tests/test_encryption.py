@@ -2,6 +2,7 @@
 
 import shutil
 import sqlite3
+import tracemalloc
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -160,8 +161,14 @@ def headed(length: int, rest: bytes = b"{}") -> bytes:
 def test_a_header_that_lies_is_damage_and_makes_nothing(data: bytes) -> None:
     from unlearnd.tensors import read_tensors
 
-    with pytest.raises(DamagedStoreError, match="a/b cannot be read"):
-        read_tensors(data, "a/b")
+    tracemalloc.start()
+    try:
+        with pytest.raises(DamagedStoreError, match="a/b cannot be read"):
+            read_tensors(data, "a/b")
+        # Refused before anything of the size that it claims is asked for, or the header read.
+        assert tracemalloc.get_traced_memory()[1] < 200_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_damaged_checkpoint_is_trained_anew_from_the_one_before(
@@ -209,7 +216,11 @@ def test_a_missing_slice_is_told_with_what_can_be_done(new_store: Any, people: A
     store.model("m").predict(np.zeros((1, 5), np.float32))
     with pytest.raises(DamagedStoreError, match=r"restore that object from a backup .* shard 1 of dataset 'd'"):
         store.train("n", dataset="d", backend="linear", epochs=1)
+    with pytest.raises(DamagedStoreError, match=r"restore that object from a backup .* is carried out then"):
+        store.erase(["u3"])
     for path, data in saved.items():
         path.write_bytes(data)
-    store.build()
+    # What was asked for meanwhile is carried out, with one receipt.
+    assert store.build()
+    assert (store.where_user("u3"), len(store.receipts())) == ([], 1)
     assert audit(store).failed == ()

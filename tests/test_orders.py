@@ -7,6 +7,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -339,3 +340,33 @@ def test_on_a_terminal_the_name_must_be_typed(store: Store, typed: str, code: in
     assert "It cannot be undone." in err
     assert ("Destroyed the model 'm'" in out) is (code == 0)
     assert bool(store.checkpoints("m")) is (code == 1)
+
+
+def test_a_dataset_of_many_users_is_erased_without_listing_who_holds_what(new_store: Callable[..., Store]) -> None:
+    """What grows is what the receipt lists, a commitment and a place for each point, and nothing for each user."""
+    store, many = new_store(), 10_000
+    users = [f"u{number}" for number in range(many)]
+    store.ingest("d", np.zeros((many, 1), np.float32), user=users, label=np.arange(many) % 2, shards=4, slices=5)
+    # Somebody has points elsewhere, too, and keeps the key.
+    store.ingest("e", np.zeros((4, 1), np.float32), user=["u1", "u1", "x", "y"], label=[0, 1, 0, 1], shards=1, slices=1)
+    tracemalloc.start()
+    try:
+        (outcome,) = store.erase_dataset("d").outcomes
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert outcome.points == many
+    assert peak / many < 900, "with holdings and users in memory it is 1,800"
+    assert [len(page) for page in points.users_of(store.ledger, 1)] == []
+    alive = points.user_keys(store.ledger, store.keys.handles(["u0", "u1", "u9999", "x"]))
+    assert alive.keys() == set(store.keys.handles(["u1", "x"]))
+    assert audit(store).failed == ()
+
+
+def test_the_users_of_a_dataset_come_a_page_at_a_time(new_store: Callable[..., Store]) -> None:
+    store = new_store()
+    users = [f"u{number % 25}" for number in range(40)]
+    store.ingest("d", np.zeros((40, 1), np.float32), user=users, label=np.arange(40) % 2, shards=2, slices=2)
+    pages = list(points.users_of(store.ledger, 1, most=10))
+    assert [len(page) for page in pages] == [10, 10, 5]
+    assert {handle for page in pages for handle in page} == set(store.keys.handles(users))

@@ -320,6 +320,25 @@ def test_others_are_erased_from_the_slice_of_somebody_on_hold(
     check_audit(store)
 
 
+def test_a_point_of_somebody_on_hold_is_not_erased_until_the_hold_is_lifted(store: Store) -> None:
+    point, other = (f"d:{store.where_user(user)[0].positions[0]}" for user in ("u1", "u2"))
+    (entry,) = store.receive(["u1"])
+    hold(store, entry.id)
+    erased = store.erase([], points=[point, other])
+    assert (erased.held, len(erased.outcomes)) == ((entry.id,), 1)
+    assert (bool(store.where_point(point)), store.where_point(other)) == (True, [])
+    # Nor by a request of its own, which waits.
+    (waiting,) = store.receive([], points=[point])
+    store.approve(waiting.id)
+    assert store.run_requests().held == (waiting.id,)
+    assert store.request(waiting.id).state == "approved"
+    check_audit(store)
+    store.release(entry.id)
+    assert len(store.run_requests().outcomes) == 1
+    assert store.where_point(point) == []
+    check_audit(store)
+
+
 def test_a_withdrawn_hold_puts_the_data_back(store: Store, digests: Any) -> None:
     before = digests(store)
     (entry,) = store.receive(["u1"])

@@ -299,6 +299,41 @@ def closable(tmp_path: Path) -> Iterator[tuple[Path, Callable[[bool], None]]]:
         close(False)
 
 
+def test_a_disk_that_is_full_is_one_clear_sentence_and_once_there_is_room_nothing_is_lost(
+    people: Callable[..., Any], add: Callable[..., Any], fit: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Ledger and storage on one small disk, with more and more room, until an erasure comes to its end."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount a disk")
+    try:
+        folder = disk / "store"
+        with unlearnd.create_store(str(folder)) as store:
+            add(store, people(20, 60), shards=1, slices=3)
+            fit(store)
+        ballast = disk / "ballast"
+        free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize
+        told = []
+        for room in (0, 8_192, 32_768, 65_536, 131_072, 262_144, 524_288):
+            ballast.write_bytes(b"")
+            ballast.write_bytes(bytes(max(0, free - room)))
+            result = CliRunner().invoke(main, ["erase", "--user", "u1", "--store", str(folder)])
+            if result.exit_code == 0:
+                break
+            assert (result.exit_code, result.exception.__class__) == (1, SystemExit), result.output
+            assert re.fullmatch(r"unlearnd: [^\n]*(disk is full|No space left)[^\n]*\n", result.stderr), result.stderr
+            told.append(room)
+        assert told
+        assert result.exit_code == 0, result.output
+        ballast.unlink()
+        with unlearnd.open_store(str(folder)) as store:
+            assert (store.where_user("u1"), len(store.receipts())) == ([], 1)
+            assert audit(store).level == 4
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
 @pytest.mark.parametrize("part", ["all of it", "its storage"])
 def test_a_folder_that_is_read_only_is_one_clear_sentence_and_loses_nothing(
     part: str,

@@ -37,7 +37,7 @@ from unlearnd.retirement import destroy_unneeded
 from unlearnd.targets import Opening, openings_of, order_about, targets_of, user_id
 from unlearnd.training import how_to_build, note_rebuilt, rebuild
 from unlearnd.translog import check_signers, issue_receipts, sign_head
-from unlearnd.vetoes import check_nobody_held, hold_vetoed, holds_on
+from unlearnd.vetoes import check_nobody_held, held_points, hold_vetoed, holds_on
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,10 @@ def run_requests(
         finish_erasures(store)
         limit = None if within is None else stamp(store.clock() + within)
         ready = [e for e in dockets.entries(store.ledger, ("approved",)) if limit is None or e.due_at <= limit]
-        held = hold_vetoed(store, ready)
+        # A hold on a user is one on every point of theirs: requests about such a point wait for its release.
+        stopped = held_points(store, [entry.target for entry in ready])
+        waiting = [entry.id for entry in ready if entry.target in stopped]
+        held = [*waiting, *hold_vetoed(store, [entry for entry in ready if entry.id not in waiting])]
         free = [entry for entry in ready if entry.id not in held]
         # Orders come last and each by itself: what people asked for waits for no order that is refused.
         lots = [[entry.id for entry in free if not is_order(entry.target)]]

@@ -559,6 +559,7 @@ def _mark(ledger: Ledger, storage: Storage, erasure: Erasure, clock: Clock) -> N
                 continue
             for dataset in whole.values():
                 _check_nobody_held(ledger, dataset.name)
+            _check_not_held(ledger, doomed)
             now = clock()
             marking = _marking(ledger, storage, asked, doomed, whole, now)
             if erasures.mark_erased(ledger, erasure.id, marking, now):
@@ -661,6 +662,18 @@ def _check_nobody_held(ledger: Ledger, name: str) -> None:
             f"dataset '{name}' is to be destroyed, and holds data of users whose requests are on hold: "
             "`unlearnd requests list --state on_hold` has them, and `unlearnd requests release` lifts a hold"
         )
+
+
+def _check_not_held(ledger: Ledger, doomed: Mapping[Target, Sequence[tuple[Holding, Positions]]]) -> None:
+    """Raise `RefusedError` where a hold was set on what is to be erased, after that was decided."""
+    for target, pairs in doomed.items():
+        for holding, positions in pairs if not isinstance(target, bytes) else ():
+            segments = points.segments_of(ledger, holding.dataset_id, holding.shard, holding.slice)
+            if any(segment.held and np.isin(positions, unpack(segment.held)).any() for segment in segments):
+                raise RefusedError(
+                    "a point is to be erased whose user is on hold: `unlearnd requests list --state on_hold` has the "
+                    "request, and `unlearnd requests release` lifts a hold; it is erased then"
+                )
 
 
 def _drop(segment: Segment, positions: Positions) -> tuple[int, bytes, int]:

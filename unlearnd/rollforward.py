@@ -107,10 +107,12 @@ def roll_forward(
     there = {model.name for model in models.models(ledger, retired=True)}
     lost += [("model", name) for name in since.models if name not in there]
     lost += [("request", request) for request in _open_requests(ledger, since)]
+    # A slice of which an object is lost has another root, too.
+    lost = list(dict.fromkeys(lost))
     # Features and unfinished objects are nobody's loss: a build makes the ones anew, and nobody finishes the others.
     data = [name for name in orphans if name.endswith(".safetensors")]
     if (lost or data) and not accept:
-        raise RefusedError(_sentence(lost, data))
+        raise RefusedError(_sentence(lost, data, sealed=translog.storage.vault is not None))
     rotated = replace_missing_keys(translog, stamp(now))
     _conclude(translog, since, lost, begin if later.leaves or lost else None, now)
     _clean(ledger, translog.storage, orphans, now)
@@ -644,7 +646,7 @@ def _clean(ledger: Ledger, storage: Storage, orphans: Sequence[str], now: dateti
     ledger.scrub()
 
 
-def _sentence(lost: Sequence[Lost], orphans: Sequence[str]) -> str:
+def _sentence(lost: Sequence[Lost], orphans: Sequence[str], sealed: bool) -> str:
     """Return what would be lost, so that a person can decide."""
     told = []
     for kind, what in (("dataset", "datasets"), ("model", "models"), ("slice", "slices"), ("request", "requests")):
@@ -653,7 +655,8 @@ def _sentence(lost: Sequence[Lost], orphans: Sequence[str]) -> str:
             told.append(f"{len(mine)} {what} ({', '.join(mine[:3])}{', …' if len(mine) > 3 else ''})")
     if orphans:
         told.append(f"{len(orphans)} objects of slice data that it does not know (the first {orphans[0]})")
+    keys = " (what was written since is encrypted under keys that only the lost ledger had)" if sealed else ""
     return (
-        f"the backup is older than {'; '.join(told)}, and no log brings these back; restore a newer backup, or give "
-        "them up with --accept-losses: later erasures are carried out again in either case"
+        f"the backup is older than {'; '.join(told)}, and no log brings these back{keys}; restore a newer backup, or "
+        "give them up with --accept-losses: later erasures are carried out again in either case"
     )

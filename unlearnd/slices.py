@@ -88,7 +88,20 @@ def sealed(storage: Storage, path: str, encoded: bytes) -> tuple[bytes, bytes | 
 
 def read_segment(storage: Storage, segment: Segment) -> Rows:
     """Return all rows of a segment, dropped ones too, after checking its digest."""
-    return _decode(storage, segment, storage.read(segment.path))
+    try:
+        data = storage.read(segment.path)
+    except NotFoundError as error:
+        raise _lacking(error, f"shard {segment.shard}") from None
+    return _decode(storage, segment, data)
+
+
+def _lacking(error: NotFoundError, where: str) -> DamagedStoreError:
+    """Return what to do about slice data that is missing."""
+    return DamagedStoreError(
+        f"the ledger lists slice data that storage lacks: {error}; restore that object from a backup of the storage. "
+        f"Models trained on it answer as before, but {where} can be neither built nor erased from until it is back; "
+        "what was asked for meanwhile is carried out then"
+    )
 
 
 def _decode(storage: Storage, segment: Segment, data: bytes) -> Rows:
@@ -157,11 +170,7 @@ def read_slices(
         except NotFoundError as error:
             # An erasure may have rewritten a segment since the ledger was read; then look again.
             if points.segments_of(ledger, dataset.id, shard, only) == segments:
-                raise DamagedStoreError(
-                    f"the ledger lists slice data that storage lacks: {error}; restore that object from a backup of "
-                    f"the storage. Models trained on it answer as before, but shard {shard} of dataset "
-                    f"'{dataset.name}' can be neither built nor erased from until it is back"
-                ) from None
+                raise _lacking(error, f"shard {shard} of dataset '{dataset.name}'") from None
             continue
         return found
 

@@ -3,7 +3,7 @@
 A veto is not an error. It puts the request on hold, by the plugin's name, until a day on which somebody looks again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from unlearnd import requests
@@ -13,6 +13,7 @@ from unlearnd.hookspecs import Petition, Veto
 from unlearnd.ledger import dockets, points
 from unlearnd.ledger.dockets import Entry
 from unlearnd.opened import Opened
+from unlearnd.packing import unpack
 from unlearnd.policy import Policy
 from unlearnd.requests import Asked, petition_of
 from unlearnd.restriction import settle
@@ -28,6 +29,7 @@ def holds_on(
         waiting: dict[Target, Entry] = dict(dockets.open_by_handles(connection, handles).items())
         waiting |= {t: e for t, e in dockets.open_of_others(connection).items() if t in targets}
     held = {target: entry.id for target, entry in waiting.items() if entry.state == "on_hold"}
+    held |= held_points(store, targets)
     free = [target for target in targets if target not in held]
     petitions = [petition_of(waiting.get(target), target, policy) for target in free]
     for number in {veto.number for _, veto in _vetoes(store, petitions)}:
@@ -39,6 +41,19 @@ def holds_on(
         for request_id in hold_vetoed(store, [entry]):
             held[target] = request_id
     return held
+
+
+def held_points(store: Opened, targets: Iterable[Target]) -> dict[Target, str]:
+    """Return the points among the targets whose user is on hold, each with the request that is."""
+    wanted = [target for target in targets if isinstance(target, tuple) and isinstance(target[1], int)]
+    on_hold = {e.handle: e.id for e in dockets.entries(store.ledger, ("on_hold",)) if e.handle} if wanted else {}
+    names = {dataset.id: dataset.name for dataset in points.datasets(store.ledger)} if on_hold else {}
+    found: dict[Target, str] = {}
+    for holding in points.holdings_of(store.ledger, list(on_hold)):
+        mine = set(unpack(holding.positions).tolist())
+        here = [target for target in wanted if target[0] == names[holding.dataset_id] and target[1] in mine]
+        found |= dict.fromkeys(here, on_hold[holding.handle])
+    return found
 
 
 def hold_vetoed(store: Opened, entries: Sequence[Entry]) -> list[str]:

@@ -20,6 +20,10 @@ from unlearnd.errors import DamagedStoreError, NotFoundError, RefusedError, Stor
 from unlearnd.ledger.database import HOW, READ
 
 _BUSY_SECONDS = 60
+_ROOM = 1 << 18
+"""Bytes that SQLite needs beside a ledger to begin with: an index of its write-ahead log, and some pages of that."""
+_DISK = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN)
+"""Errors that are the disk's, or the folder's, and not the file's."""
 
 
 class SQLite:
@@ -67,7 +71,7 @@ class SQLite:
             with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
                 row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
         except sqlite3.Error as error:
-            raise DamagedStoreError(f"{path} is not a ledger, or damaged: {error}") from None
+            raise self._unreadable(error) from None
         if row is None:
             raise DamagedStoreError(f"{path} is not a ledger, or damaged: it has no schema")
         return str(row[0])
@@ -80,7 +84,7 @@ class SQLite:
                 rows = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
                 return [row[0] for row in rows]
         except sqlite3.Error as error:
-            raise DamagedStoreError(f"{self.path} is not a ledger, or damaged: {error}") from None
+            raise self._unreadable(error) from None
 
     def discard(self) -> None:
         for ending in ("", "-wal", "-shm"):
@@ -93,7 +97,7 @@ class SQLite:
                 # All pages in one go: one moment, whoever writes meanwhile.
                 ledger.backup(copy)
         except sqlite3.Error as error:
-            raise StorageError(f"the ledger {self.path} cannot be copied: {error}") from None
+            raise StorageError(f"the ledger {self.path} cannot be copied: {self._said(error)}") from None
         with target.open("rb") as file:
             os.fsync(file.fileno())
 
@@ -118,8 +122,27 @@ class SQLite:
         if isinstance(error, OperationalError) and "no such table" in str(error.orig):
             return StorageError(f"the ledger cannot be used: {error.orig}; if it was moved, open the store again")
         if isinstance(error, OperationalError):
-            return StorageError(f"the ledger cannot be used: {error.orig}")
+            return StorageError(f"the ledger cannot be used: {self._said(error.orig)}")
         return DamagedStoreError(f"the ledger refused a change: {error.orig}")
+
+    def _unreadable(self, error: sqlite3.Error) -> UnlearndError:
+        """Return why a file cannot be read as a ledger: a disk that fails is not yet a file that is damaged."""
+        if _code(error) in _DISK:
+            return StorageError(f"the ledger {self.path} cannot be used: {self._said(error)}")
+        return DamagedStoreError(f"{self.path} is not a ledger, or damaged: {error}")
+
+    def _said(self, error: BaseException | None) -> str:
+        """Return what SQLite said; without room for its files beside the ledger it says little."""
+        if _code(error) in _DISK:
+            disk = os.statvfs(self.path.parent)
+            if _code(error) == sqlite3.SQLITE_FULL or disk.f_bavail * disk.f_frsize < _ROOM:
+                return "the disk is full"
+        return str(error)
+
+
+def _code(error: BaseException | None) -> int:
+    """Return the kind of an error of SQLite, without what it adds to it; 0 where it has none."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 def _connect(dbapi_connection: Any, _record: Any) -> None:
