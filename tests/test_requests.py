@@ -254,6 +254,7 @@ def hold(store: Store, request: str, review: date = date(2026, 7, 15)) -> None:
     store.hold(request, basis="legal_claims", approver="ann", review=review)
 
 
+@pytest.mark.both_databases
 def test_a_hold_takes_the_data_out_of_training_and_a_release_puts_the_same_bits_back(
     store: Store, new_store: Any, people: Any, add: Any, fit: Any, digests: Any, place_of: Any
 ) -> None:
@@ -320,6 +321,7 @@ def test_others_are_erased_from_the_slice_of_somebody_on_hold(
     check_audit(store)
 
 
+@pytest.mark.both_databases
 def test_a_point_of_somebody_on_hold_is_not_erased_until_the_hold_is_lifted(store: Store) -> None:
     point, other = (f"d:{store.where_user(user)[0].positions[0]}" for user in ("u1", "u2"))
     (entry,) = store.receive(["u1"])
@@ -339,6 +341,7 @@ def test_a_point_of_somebody_on_hold_is_not_erased_until_the_hold_is_lifted(stor
     check_audit(store)
 
 
+@pytest.mark.both_databases
 def test_a_withdrawn_hold_puts_the_data_back(store: Store, digests: Any) -> None:
     before = digests(store)
     (entry,) = store.receive(["u1"])

@@ -347,7 +347,8 @@ def check_end(folder: Path, expected: dict[str, Any], keys: list[bytes], asked: 
         wrong += [f"left over: {name}" for name in left]
         if [store.where_user(user) for user in ERASED] != [[], []]:
             wrong.append("the erased are still placed")
-        if sum(points.counts_of(store.ledger, 1).values()) != 42:
+        # By its name: PostgreSQL does not give a number again that a killed ingest drew.
+        if sum(points.counts_of(store.ledger, points.dataset_named(store.ledger, "d").id).values()) != 42:
             wrong.append("somebody was taken in twice, or not at all")
     return wrong
 
