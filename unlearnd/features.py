@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from unlearnd.bases import base_of, read_base
 from unlearnd.digests import Digest, digest_of, digest_of_json
-from unlearnd.errors import BackendError, BusyError, DamagedStoreError, NotFoundError
+from unlearnd.errors import BackendError, BusyError, NotFoundError
 from unlearnd.hookspecs import Backend, FeatureBackend, State
 from unlearnd.leases import Clock, Preempted, hold
 from unlearnd.ledger import Ledger, points
@@ -28,6 +28,7 @@ from unlearnd.slices import (
     Rows,
     encode_features,
     features_path,
+    lacking,
     out_of_use,
     read_features,
     read_live,
@@ -133,7 +134,7 @@ def read_seen(
         except NotFoundError as error:
             # An erasure may have rewritten a segment since the ledger was read; then look again.
             if points.segments_of(ledger, dataset.id, shard) == segments:
-                raise DamagedStoreError(f"the ledger lists slice data that storage lacks: {error}") from None
+                raise lacking(error, f"shard {shard} of dataset '{dataset.name}'") from None
             continue
         if fresh:
             _keep(ledger, storage, dataset, shard, sight.key, fresh, clock)

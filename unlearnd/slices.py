@@ -87,15 +87,15 @@ def sealed(storage: Storage, path: str, encoded: bytes) -> tuple[bytes, bytes | 
 
 
 def read_segment(storage: Storage, segment: Segment) -> Rows:
-    """Return all rows of a segment, dropped ones too, after checking its digest."""
+    """Return all rows of a segment, dropped ones too, after checking its digest. Its data lease must be held."""
     try:
         data = storage.read(segment.path)
     except NotFoundError as error:
-        raise _lacking(error, f"shard {segment.shard}") from None
+        raise lacking(error, f"shard {segment.shard}") from None
     return _decode(storage, segment, data)
 
 
-def _lacking(error: NotFoundError, where: str) -> DamagedStoreError:
+def lacking(error: NotFoundError, where: str) -> DamagedStoreError:
     """Return what to do about slice data that is missing."""
     return DamagedStoreError(
         f"the ledger lists slice data that storage lacks: {error}; restore that object from a backup of the storage. "
@@ -122,8 +122,8 @@ def out_of_use(segment: Segment) -> Positions:
 
 
 def read_live(storage: Storage, segment: Segment) -> Rows:
-    """Return the live rows of a segment."""
-    return _live(segment, read_segment(storage, segment))
+    """Return the live rows of a segment; raise `NotFoundError` where an erasure may have rewritten it since."""
+    return _live(segment, _decode(storage, segment, storage.read(segment.path)))
 
 
 def _live(segment: Segment, rows: Rows) -> Rows:
@@ -170,7 +170,7 @@ def read_slices(
         except NotFoundError as error:
             # An erasure may have rewritten a segment since the ledger was read; then look again.
             if points.segments_of(ledger, dataset.id, shard, only) == segments:
-                raise _lacking(error, f"shard {shard} of dataset '{dataset.name}'") from None
+                raise lacking(error, f"shard {shard} of dataset '{dataset.name}'") from None
             continue
         return found
 
