@@ -18,7 +18,7 @@ from benchmarks.paper.trial import MLP, accuracy, draws_of, erase_and_build, pla
 from unlearnd.costs import at_once, even_scheme, exact_speedup, formula_speedup, simulate
 
 TITLE = "Shards and slices together"
-FIGURES = "figures 7, 11 and 12, and the headline"
+FIGURES = "figure 7, and the headline"
 ALONE = True
 GRID_SHARDS, GRID_SLICES = (1, 5, 20), (1, 10, 50)
 REQUESTS = 8

@@ -16,6 +16,7 @@ EXPERIMENTS = (
     "sharding",
     "slicing",
     "both",
+    "over_requests",
     "complex_tasks",
     "aware",
     "samples_per_class",

@@ -18,7 +18,7 @@ from benchmarks.paper.trial import MLP, accuracy, draws_of, erase_and_build, pla
 from unlearnd.costs import sharding_batched
 
 TITLE = "Sharding"
-FIGURES = "figures 4, 12 and 13"
+FIGURES = "figures 4 and 13"
 ALONE = False
 SHARDS = (1, 2, 5, 10, 20, 50, 100)
 REQUESTS = (1, 8, 20, 60, 150, 300)
