@@ -6,7 +6,10 @@ import io
 import json
 import shutil
 import struct
+import subprocess
+import sys
 import tarfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -286,6 +289,37 @@ def test_what_was_measured_is_not_measured_again_and_makes_the_same_report(run, 
     assert "Small sizes" in page
     assert "SYNTHETIC Purchase" in page
     assert "python -m benchmarks.paper --quick --only linear_time" in page
+
+
+def is_running(process: str) -> bool:
+    try:
+        return "State:\tZ" not in (Path("/proc") / process / "status").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="processes are looked up in /proc")
+def test_a_worker_ends_with_the_run_that_was_killed():
+    script = """
+import os, time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from benchmarks.paper.runner import _begin_worker
+if __name__ == "__main__":
+    with ProcessPoolExecutor(1, get_context("spawn"), _begin_worker) as pool:
+        print(pool.submit(os.getpid).result(), flush=True)
+        pool.submit(time.sleep, 60)
+        time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        worker = run.stdout.readline().strip()
+        assert is_running(worker)
+        run.kill()
+        until = time.monotonic() + 20
+        while is_running(worker):
+            assert time.monotonic() < until
+            time.sleep(0.05)
 
 
 def test_the_committed_report_is_what_its_data_says(tmp_path):

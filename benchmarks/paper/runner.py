@@ -10,12 +10,13 @@ import os
 import platform
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from importlib.metadata import version
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +103,19 @@ def _measured(pool: ProcessPoolExecutor, name: str, missing: Sequence[Settings],
 
 
 def _begin_worker() -> None:
-    """Let Ctrl-C end a worker without a word: what it was measuring is measured again by the next run."""
+    """Let Ctrl-C end a worker without a word: what it was measuring is measured again by the next run.
+
+    So it is when the run was killed: a worker that went on would measure for nobody, and slow down the next run.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    run = parent_process()
+    if run is not None:
+        run.join()
+        os._exit(1)
 
 
 def measure(name: str, settings: Settings) -> Cell:
