@@ -146,6 +146,13 @@ class Layout:
             views[name] = flat[:, offset : offset + _size_of(shape)].view(len(flat), *shape)
         return views
 
+    def parts(self, row: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """Return views of a single row by name."""
+        return {
+            name: row[offset : offset + _size_of(self.shapes[name])].reshape(self.shapes[name])
+            for name, offset in self.offsets.items()
+        }
+
 
 def lay_out(shapes: Mapping[str, tuple[int, ...]]) -> Layout:
     """Give each parameter a place that begins on a boundary of `LANES` floats."""
@@ -165,19 +172,24 @@ def load_row(layout: Layout, optimiser: Optimiser, row: int, state: State) -> No
     """Copy a constituent's parameters and optimiser state into its row."""
     optimiser.steps[row] = int(state["optimizer.step"][0])
     for suffix, flat in _buffers_of(optimiser):
-        for name, view in layout.views(flat[row : row + 1]).items():
-            stored = state[name] if suffix is None else state[f"optimizer.{name}.{suffix}"]
-            view[0].copy_(torch.from_numpy(np.array(stored, dtype=np.float32)))
+        # Put together by numpy and copied once: a view for each parameter would cost more than the copy.
+        whole = np.zeros(layout.width, np.float32)
+        for name, part in layout.parts(whole).items():
+            part[...] = state[_key(name, suffix)]
+        flat[row].copy_(torch.from_numpy(whole))
 
 
 def dump_row(layout: Layout, optimiser: Optimiser, row: int) -> dict[str, NDArray[Any]]:
     """Return a constituent's parameters and optimiser state as arrays of their own."""
     state: dict[str, NDArray[Any]] = {"optimizer.step": np.array([optimiser.steps[row]], dtype=np.int64)}
     for suffix, flat in _buffers_of(optimiser):
-        for name, view in layout.views(flat[row : row + 1]).items():
-            key = name if suffix is None else f"optimizer.{name}.{suffix}"
-            state[key] = np.array(view[0].cpu().numpy(), order="C")
+        for name, part in layout.parts(flat[row].cpu().numpy()).items():
+            state[_key(name, suffix)] = part.copy()
     return state
+
+
+def _key(name: str, suffix: str | None) -> str:
+    return name if suffix is None else f"optimizer.{name}.{suffix}"
 
 
 def _buffers_of(optimiser: Optimiser) -> list[tuple[str | None, Tensor]]:

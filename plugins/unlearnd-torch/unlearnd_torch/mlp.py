@@ -49,7 +49,8 @@ _logger = logging.getLogger(__name__)
 _BLOCK_BYTES = 8 << 20
 """Inputs gathered at a time. Larger blocks fall out of the cache before they are used."""
 _GATHER_BYTES = 512 << 10
-"""Inputs copied and scaled at a time: both passes should find them in a near cache, and Python be asked seldom."""
+"""Points gathered at a time: what is gathered should be in a near cache when it is copied and scaled, and Python be
+asked seldom."""
 _BLOCK_WORK = 1 << 31
 """Multiplications between two words of progress: a tenth of a second or two."""
 
@@ -161,10 +162,7 @@ def _train_group(
     done = 0
     while done < streams[0].steps:
         left = [min(block.steps, stream.steps - done) for stream in streams]
-        samples = 0
-        for row, source in enumerate(sources):
-            if left[row] > 0:
-                samples += block.fill(row, left[row], source)
+        samples = block.fill([steps for steps in left if steps > 0], sources)
         active = len(jobs)
         for step in range(left[0]):
             while left[active - 1] <= step:
@@ -205,6 +203,8 @@ class _Stream:
                 draws.append(torch.rand(now, self._draws, generator=self._dropout))
             self._rows, self._real = self._rows[now:], self._real[now:]
             steps -= now
+        if len(rows) == 1:
+            return rows[0], real[0], draws[0] if draws else None
         return np.concatenate(rows), np.concatenate(real), torch.cat(draws) if draws else None
 
     def _begin_epoch(self) -> None:
@@ -226,6 +226,8 @@ class _Source:
     def __init__(self, points: Points, stream: _Stream, scaling: Scaling | None, device: torch.device) -> None:
         flat = points.x.reshape(len(points.x), -1)
         self.feed = Feed(flat, points.y, device)
+        self.y = points.y
+        self.width = flat.shape[1] * flat.itemsize
         self.stream = stream
         self.mean = self.factor = None
         if scaling is not None:
@@ -247,7 +249,6 @@ class _Block:
         work = size * batch * sum(a * b for a, b in pairwise(widths)) * 3
         bytes_per_step = 4 * size * batch * (widths[0] + classes + sum(hidden))
         self.steps = max(1, min(longest, _BLOCK_BYTES // bytes_per_step, _BLOCK_WORK // work))
-        self._at_once = max(1, _GATHER_BYTES // (4 * batch * widths[0]))
         self._batch, self._dropout, self._device = batch, settings.dropout, device
         self._smoothing = settings.label_smoothing
         # Not zeroed: only what has been filled is read.
@@ -278,33 +279,49 @@ class _Block:
         x, turned, onehot, weight, masks = self._per_step[step]
         return x[:active], turned[:active], onehot[:active], weight[:active], [mask[:active] for mask in masks]
 
-    def fill(self, row: int, steps: int, source: _Source) -> int:
-        """Gather the next steps of one constituent and return how many points they train."""
-        rows, real, draws = source.stream.take(steps)
-        for start in range(0, steps, self._at_once):
-            some = slice(start, min(start + self._at_once, steps))
-            gathered = source.feed.points(rows[some])
-            target = self._x[row, some]
+    def fill(self, left: Sequence[int], sources: Sequence[_Source]) -> int:
+        """Gather the next steps of the first constituents, so many of each; return how many points they train."""
+        longest = left[0]
+        # Where a constituent has fewer steps left than the first, nobody reads what stands here.
+        labels = np.zeros((len(left), longest, self._batch), np.int64)
+        real = np.ones((len(left), longest), np.int64)
+        samples = 0
+        for row, (steps, source) in enumerate(zip(left, sources, strict=False)):
+            rows, counts, draws = source.stream.take(steps)
+            self._gather(row, rows, source)
+            labels[row, :steps] = source.y[rows]
+            real[row, :steps] = counts
+            samples += int(counts.sum())
+            if draws is not None:
+                self._mask(row, steps, draws)
+        # One operation for all constituents: for each of them it would cost as much.
+        targets = self._onehot[: len(left), :longest]
+        targets.copy_(torch.from_numpy(labels).to(self._device).unsqueeze(3) == self._classes)
+        if self._smoothing:
+            targets.mul_(1 - self._smoothing).add_(self._smoothing / len(self._classes))
+        points = torch.from_numpy(real).unsqueeze(2)
+        weight = (self._columns < points).float().div_(points)
+        self._weight[: len(left), :longest, :, 0] = weight.to(self._device)
+        return samples
+
+    def _gather(self, row: int, rows: NDArray[np.int64], source: _Source) -> None:
+        at_once = max(1, _GATHER_BYTES // (self._batch * source.width))
+        for start in range(0, len(rows), at_once):
+            some = rows[start : start + at_once]
+            gathered = source.feed.points(some)
+            target = self._x[row, start : start + len(some)]
             if source.mean is None or source.factor is None:
                 target.copy_(gathered)
             else:
                 torch.sub(gathered, source.mean, out=target).mul_(source.factor)
-        labels = source.feed.labels(rows)
-        targets = self._onehot[row, :steps]
-        targets.copy_(labels.unsqueeze(2) == self._classes)
-        if self._smoothing:
-            targets.mul_(1 - self._smoothing).add_(self._smoothing / len(self._classes))
-        counts = torch.from_numpy(real).unsqueeze(1)
-        weight = (self._columns < counts).float().div_(counts)
-        self._weight[row, :steps, :, 0] = weight.to(self._device)
-        if draws is not None:
-            kept = (draws >= self._dropout).float().div_(1 - self._dropout).to(self._device)
-            begin = 0
-            for _, mask in self._masks:
-                size = self._batch * mask.shape[-1]
-                mask[row, :steps] = kept[:, begin : begin + size].view(steps, self._batch, -1)
-                begin += size
-        return int(real.sum())
+
+    def _mask(self, row: int, steps: int, draws: Tensor) -> None:
+        kept = (draws >= self._dropout).float().div_(1 - self._dropout).to(self._device)
+        begin = 0
+        for _, mask in self._masks:
+            size = self._batch * mask.shape[-1]
+            mask[row, :steps] = kept[:, begin : begin + size].view(steps, self._batch, -1)
+            begin += size
 
 
 class _Stack:
@@ -335,12 +352,12 @@ class _Stack:
         last = v.layers - 1
         inputs = x
         for layer in range(last):
-            _multiply(v.before[layer], inputs, v.weights[layer], v.biases[layer])
+            _multiply(v.together[layer], v.before[layer], inputs, v.weights[layer], v.biases[layer])
             self._activate(v.flat_before[layer], v.flat_after[layer])
             if masks:
                 torch.mul(v.flat_after[layer], masks[layer], out=v.flat_kept[layer])
             inputs = v.kept[layer]
-        _multiply(v.before[last], inputs, v.weights[last], v.biases[last])
+        _multiply(v.together[last], v.before[last], inputs, v.weights[last], v.biases[last])
         # The gradient of the mean cross-entropy by the logits.
         _softmax(v.before[last], v.deltas[last], v.per_row)
         v.deltas[last].sub_(onehot).mul_(weight)
@@ -355,7 +372,7 @@ class _Stack:
             else:
                 torch.sum(delta, 1, keepdim=True, out=v.bias_gradients[layer])
             if layer:
-                _multiply(v.deltas[layer - 1], delta, v.weights_turned[layer])
+                _multiply(v.together[layer - 1], v.deltas[layer - 1], delta, v.weights_turned[layer])
                 below = v.flat_deltas[layer - 1]
                 if masks:
                     below.mul_(masks[layer - 1])
@@ -380,6 +397,7 @@ class _Views:
         self.flat_kept, self.kept = _first(stack._kept, active)
         self.flat_deltas, self.deltas = _first(stack._deltas, active)
         self.kept_turned = [kept.transpose(1, 2).unbind() for kept in self.kept]
+        self.together = [_without_gaps(out) for out in self.before]
         self.per_row = stack._per_row[:active]
         self.each_delta = [delta.unbind() for delta in self.deltas]
 
@@ -414,13 +432,18 @@ def _softmax(logits: Tensor, out: Tensor, per_row: Tensor) -> None:
     out.div_(per_row)
 
 
-def _multiply(out: Tensor, left: Tensor, right: Tensor, bias: Tensor | None = None) -> None:
+def _without_gaps(out: Tensor) -> bool:
+    """Say whether the matrices of a stack lie one behind the other, however many there are; see `_multiply`."""
+    return (out.shape[1] * out.shape[2]) % LANES == 0
+
+
+def _multiply(together: bool, out: Tensor, left: Tensor, right: Tensor, bias: Tensor | None = None) -> None:
     """Write the product of each constituent, plus its bias.
 
     On the CPU torch multiplies a stack as a batch only if the result lies without gaps, and matrix by matrix
     otherwise; a stack of one never has gaps. Which of the two is done must follow from the shapes alone.
     """
-    if (out.shape[1] * out.shape[2]) % LANES == 0:
+    if together:
         if bias is None:
             torch.bmm(left, right, out=out)
         else:
