@@ -3,9 +3,12 @@
 A model is trained in a store, checkpoints, ledger, log and all, and the CPU time of the process is taken, of all its
 threads. The tensor operations of such a training have been recorded as they went through torch's dispatcher, with the
 tensors they had; they are called once more, one after the other, with nothing in between. Operations that only make
-views are left out. What the training takes beyond that is ours: Python, gathering rows, drawing orders, reading slices,
-digests, writing checkpoints, the ledger. It is CPU time, and not the clock on the wall, taken in turns, the best of
-each: a machine that is busy with other things still makes both slower, unevenly, so let it be quiet.
+views are left out. What the training takes beyond that is ours: Python, drawing orders, reading slices, digests,
+writing checkpoints, the ledger. It is CPU time, and not the clock on the wall, taken in turns, the best of each: a
+machine that is busy with other things still makes both slower, unevenly, so let it be quiet.
+
+In the dispatcher's form an operation takes longer to launch than by the call that the training makes. So these calls
+are repeated as well, and the share by them, which is larger, is told beside the one that the bar is for.
 
     python -m benchmarks --only overhead [--quick]
 """
@@ -25,6 +28,7 @@ from benchmarks.lines import Line
 from unlearnd.store import Store
 
 MOST = 0.05
+_Operation = tuple[Any, tuple[Any, ...], dict[str, Any]]
 SETTINGS = {"hidden": [128], "batch_size": 32, "lr": 0.01, "momentum": 0.9, "standardize": "off"}
 
 
@@ -54,13 +58,16 @@ def _measure(rows: Rows, shards: int, slices: int, epochs: float, repeats: int, 
 
         # The first one also computes the roots of slices, loads torch and tries out stacks: told, but not compared.
         first, samples = _cpu(train)
-        operations = _recorded(train)
-        turns = [(_cpu(train)[0], _cpu(lambda: _call(operations))[0]) for _ in range(repeats)]
-    whole, again = (min(times) for times in zip(*turns, strict=True))
+        operations, calls = _recorded(train)
+        works = (train, lambda: _call(operations), lambda: _call(calls))
+        turns = [[_cpu(work)[0] for work in works] for _ in range(repeats)]
+    whole, again, called = (min(times) for times in zip(*turns, strict=True))
     share = (whole - again) / whole
     detail: dict[str, float | str] = {
         "training, CPU s": whole,
         "its tensor operations alone, CPU s": again,
+        "the same, called as the training calls them, CPU s": called,
+        "share outside, by these": (whole - called) / whole,
         "operations": f"{len(operations):,}",
         "samples": f"{samples:,}",
         "checkpoints": shards * slices,
@@ -76,11 +83,13 @@ def _cpu(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.process_time() - begun, result
 
 
-def _recorded(work: Callable[[], Any]) -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
-    """Do the work and return the tensor operations it came to, views left out."""
-    from torch.utils._python_dispatch import TorchDispatchMode  # heavy
+def _recorded(work: Callable[[], Any]) -> tuple[list[_Operation], list[_Operation]]:
+    """Do the work and return the tensor operations it came to, views left out; and the calls that they came from."""
+    from torch.overrides import TorchFunctionMode  # heavy
+    from torch.utils._python_dispatch import TorchDispatchMode
 
-    found: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+    found: list[_Operation] = []
+    calls: list[_Operation] = []
 
     class Recorder(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -88,11 +97,19 @@ def _recorded(work: Callable[[], Any]) -> list[tuple[Any, tuple[Any, ...], dict[
                 found.append((func, args, kwargs or {}))
             return func(*args, **(kwargs or {}))
 
-    with Recorder():
+    class Calls(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            before = len(found)
+            result = func(*args, **(kwargs or {}))
+            if len(found) > before:
+                calls.append((func, args, kwargs or {}))
+            return result
+
+    with Recorder(), Calls():
         work()
-    return found
+    return found, calls
 
 
-def _call(operations: list[tuple[Any, tuple[Any, ...], dict[str, Any]]]) -> None:
+def _call(operations: list[_Operation]) -> None:
     for operation, args, kwargs in operations:
         operation(*args, **kwargs)

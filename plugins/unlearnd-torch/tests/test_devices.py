@@ -156,6 +156,20 @@ def test_whichever_way_points_take_they_arrive_the_same(device, kind, dtype, mon
     assert list(feed.batches(order, iter([]))) == []
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("writeable", [True, False])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_on_the_cpu_points_are_gathered_from_where_they_lie(dtype, writeable):
+    x = np.random.default_rng(0).integers(0, 255, (40, 3, 4)).astype(dtype)
+    x.flags.writeable = writeable
+    rows = np.random.default_rng(1).permutation(40)[:6].reshape(2, 3)
+    for points in (x, x[:, ::2]):
+        gathered = Feed(points, np.arange(40), CPU).points(rows)
+        assert np.array_equal(gathered.numpy(), points[rows])
+        gathered.zero_()
+    assert x.any()
+
+
 def test_a_shard_moves_once_for_all_its_slices_and_leaves_with_its_array():
     whole = np.arange(60, dtype=np.float32).reshape(10, 6).copy()
     y = np.arange(10)

@@ -193,12 +193,16 @@ class Feed:
         owner = _owner_of(x)
         self.kind = kind or choose_feed(device.type, owner.nbytes, _free_bytes(device))
         self._x, self._y, self._device = x, y, device
+        self._there: Tensor | None = None
         if self.kind == "resident":
             self._there = _resident(owner, device).view(len(owner), *x.shape[1:])
+        elif self.kind == "host" and x.flags.writeable and x.flags.c_contiguous:
+            # Of an array that is not writeable torch says so, in a warning.
+            self._there = torch.from_numpy(x)
 
     def points(self, rows: NDArray[np.int64]) -> Tensor:
         """Return the points in those rows, (*rows.shape, *shape of a point), in memory of their own."""
-        if self.kind == "resident":
+        if self._there is not None:
             where = torch.from_numpy(rows.reshape(-1)).to(self._device)
             return self._there.index_select(0, where).view(*rows.shape, *self._x.shape[1:])
         if self.kind == "streamed":
