@@ -130,7 +130,8 @@ def findings(cells: Sequence[Cell]) -> Findings:
         tables.append(_base_table(cell))
         sizes.append(
             f"{title_of(cell['data'])}: a `convnet` trained on {cell['public']:,} points of half of the classes is the "
-            f"base; {cell['private']:,} points of the other {cell['classes']} are learned, e′ = {cell['epochs']}."
+            f"base; {cell['private']:,} points of the other {cell['classes']} are learned, e′ = {cell['epochs']}, "
+            "one seed."
         )
     sizes.append(
         "The paper has ResNet-50 on ImageNet, mini-ImageNet, and CIFAR-100 on an ImageNet base: none can be had here."

@@ -16,6 +16,7 @@ from benchmarks.paper.data import title_of
 from benchmarks.paper.experiment import EXPERIMENTS, Cell, Claim, Experiment, Findings, Table, experiment
 from benchmarks.paper.figures import short
 
+_Shown = tuple[str, dict[str, Any], list[Cell], Findings]
 VERDICTS = {True: "holds", False: "**does not hold**", None: "–"}
 _HEAD = """\
 <!-- Written by `python -m benchmarks.paper`. Change what it measures, not this page. -->
@@ -37,7 +38,7 @@ def write_report(out: Path, *, plots: bool = True) -> Path:
     """
     found = [(name, *read_experiment(path)) for name in EXPERIMENTS if (path := out / "data" / f"{name}.json").exists()]
     shown = [(name, about, cells, _findings(name, cells)) for name, about, cells in found if cells]
-    lines = [_head(out), _machine_line([about for _, about, _, _ in shown]), "", "## Claim by claim", ""]
+    lines = [_head(out), _machine_line(shown), "", "## Claim by claim", ""]
     lines += ["| | claim | the paper | ours | | measured by |", "|---|---|---|---|---|---|"]
     number = 0
     for name, about, _, findings in shown:
@@ -72,21 +73,31 @@ def _head(out: Path) -> str:
     return _HEAD.replace(f"[run the paper's evaluation](../how-to/{guide.name})", f"`docs/how-to/{guide.name}`")
 
 
-def _machine_line(abouts: Sequence[dict[str, Any]]) -> str:
-    if not abouts:
+def _machine_line(shown: Sequence[_Shown]) -> str:
+    if not shown:
         return "Nothing has been measured yet."
-    machine = abouts[-1]["machine"]
+    newest = shown[-1][1]
+    machine = newest["machine"]
     parts = [f"{machine['cores']} cores ({machine['machine']}), no GPU", f"Python {machine['python']}"]
     parts += [f"{name} {machine[name]}" for name in ("torch", "numpy", "unlearnd") if name in machine]
-    small = " **Small sizes** (`--quick`): to see that it runs, not to be quoted." if abouts[-1]["quick"] else ""
-    load = max(about.get("load", 0.0) for about in abouts)
+    small = " **Small sizes** (`--quick`): to see that it runs, not to be quoted." if newest["quick"] else ""
+    loads = {
+        name: about["load"]
+        for name, about, cells, _ in shown
+        if about.get("load", 0.0) > 1.5 * machine["cores"] and _tells_seconds(name, cells)
+    }
     busy = ""
-    if load > 1.5 * machine["cores"]:
+    if loads:
         busy = (
-            f" **The machine was busy with other work meanwhile** (load average up to {load:.0f}): seconds are longer "
-            "than they need be, and ratios of times less certain. Samples, accuracies and bytes do not depend on it."
+            f" **The machine was busy with other work** (load average up to {max(loads.values()):.0f}) during "
+            f"{', '.join(f'`{name}`' for name in loads)}: their seconds are longer than they need be, and ratios of "
+            "times less certain. Samples, accuracies and bytes do not depend on it."
         )
     return f"Measured on {', '.join(parts)}; one thread per process.{busy}{small}"
+
+
+def _tells_seconds(name: str, cells: Sequence[Cell]) -> bool:
+    return experiment(name).ALONE or any("erasures" in cell.results for cell in cells)
 
 
 def _claim_row(number: int, claim: Claim, name: str, about: dict[str, Any]) -> str:

@@ -85,6 +85,7 @@ def findings(cells: Sequence[Cell]) -> Findings:
     if rates:
         tables.append(_rates_table(rates))
     sizes = [f"{setup_of(where(cells, data=data))}, one seed." for data in distinct(cells, "data")]
+    sizes.append("With one seed, differences below half a point say nothing: that much a seed moves, see `slicing`.")
     sizes.append("A perceptron with one hidden layer of 128 on both; the paper has convolutions on its images.")
     sizes.append(
         "Samples retrained are those of plans, over 10 draws of K; one batch of 8 was really erased each time."

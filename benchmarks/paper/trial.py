@@ -77,6 +77,8 @@ class Erasure:
     """What training these models took when they were new."""
     samples: int
     from_scratch: int
+    checkpoints: int
+    """How many the build made."""
 
 
 def erase_and_build(store: Store, users: Sequence[int | str], models: Sequence[str] = ()) -> dict[str, Any]:
@@ -87,9 +89,10 @@ def erase_and_build(store: Store, users: Sequence[int | str], models: Sequence[s
     builds = store.build(models)
     end, cpu = time.perf_counter(), time.process_time() - cpu
     erased.check_destroyed()
-    samples, whole = (sum(values) for values in zip(*((b.samples, b.from_scratch) for b in builds), strict=True))
+    counted = ((b.samples, b.from_scratch, b.checkpoints) for b in builds)
+    samples, whole, made = (sum(values) for values in zip(*counted, strict=True))
     scratch = sum(store.builds(build.model)[0].seconds for build in builds)
-    return asdict(Erasure(len(users), receipt - begin, end - receipt, cpu, scratch, samples, whole))
+    return asdict(Erasure(len(users), receipt - begin, end - receipt, cpu, scratch, samples, whole, made))
 
 
 def planned(store: Store, draws: Iterable[Sequence[int | str]]) -> list[float]:
