@@ -17,6 +17,8 @@ from benchmarks.paper.experiment import EXPERIMENTS, Cell, Claim, Experiment, Fi
 from benchmarks.paper.figures import short
 
 _Shown = tuple[str, dict[str, Any], list[Cell], Findings]
+BUSY = 1.5
+"""Of the CPU time of trainings, from which on we say that the machine did other work."""
 VERDICTS = {True: "holds", False: "**does not hold**", None: "–"}
 _HEAD = """\
 <!-- Written by `python -m benchmarks.paper`. Change what it measures, not this page. -->
@@ -81,23 +83,27 @@ def _machine_line(shown: Sequence[_Shown]) -> str:
     parts = [f"{machine['cores']} cores ({machine['machine']}), no GPU", f"Python {machine['python']}"]
     parts += [f"{name} {machine[name]}" for name in ("torch", "numpy", "unlearnd") if name in machine]
     small = " **Small sizes** (`--quick`): to see that it runs, not to be quoted." if newest["quick"] else ""
-    loads = {
-        name: about["load"]
-        for name, about, cells, _ in shown
-        if about.get("load", 0.0) > 1.5 * machine["cores"] and _tells_seconds(name, cells)
-    }
+    waited = {name: ratio for name, _, cells, _ in shown if (ratio := _wall_by_cpu(cells)) > BUSY}
     busy = ""
-    if loads:
+    if waited:
+        names = ", ".join(f"`{name}`" for name in waited)
         busy = (
-            f" **The machine was busy with other work** (load average up to {max(loads.values()):.0f}) during "
-            f"{', '.join(f'`{name}`' for name in loads)}: their seconds are longer than they need be, and ratios of "
-            "times less certain. Samples, accuracies and bytes do not depend on it."
+            f" **The machine was busy with other work** during {names}: by the wall clock trainings took up to "
+            f"{max(waited.values()):.0f} times their CPU time. Seconds are longer there than they need be, and ratios "
+            "of times less certain. Samples, accuracies and bytes do not depend on it."
         )
     return f"Measured on {', '.join(parts)}; one thread per process.{busy}{small}"
 
 
-def _tells_seconds(name: str, cells: Sequence[Cell]) -> bool:
-    return experiment(name).ALONE or any("erasures" in cell.results for cell in cells)
+def _wall_by_cpu(cells: Sequence[Cell]) -> float:
+    """Return how many times their CPU time trainings took by the wall clock; 1 where that was not measured."""
+    wall = cpu = 0.0
+    for cell in cells:
+        for one in (*cell.results.get("erasures", ()), *cell.results.get("batch_k", ())):
+            wall, cpu = wall + one["build_seconds"], cpu + one["build_cpu"]
+        if "cpu" in cell.results:
+            wall, cpu = wall + sum(cell["seconds"]), cpu + sum(cell["cpu"])
+    return wall / cpu if cpu else 1.0
 
 
 def _claim_row(number: int, claim: Claim, name: str, about: dict[str, Any]) -> str:
