@@ -63,8 +63,11 @@ def _prepare(own: bool) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Of a lost worker Ray tells on standard output, where results go; we say it ourselves if it matters.
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
-    if own and "RAY_AUTH_MODE" not in os.environ:
-        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    if own:
+        # Ray would have its workers stand back behind everything else on the machine; `processes` does not, either.
+        os.environ.setdefault("RAY_worker_niceness", "0")
+        if "RAY_AUTH_MODE" not in os.environ:
+            os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
 
 
 def check_reach(ray: Any, config: Config) -> None:
