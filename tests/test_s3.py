@@ -380,6 +380,24 @@ def test_an_older_version_of_anything_fails_the_audit(
     assert "older version" in next(check.sentence for check in report.checks if check.id == "S2")
 
 
+def test_what_a_killed_erasure_had_half_sent_goes_though_it_is_sent_again_under_its_name(
+    far_store: Store, people: Any, add: Any, fit: Any, cut_off_at: Any, seaweed: Seaweed, bucket: str
+) -> None:
+    add(far_store, people(), shards=1, slices=1)
+    fit(far_store)
+    before = set(far_store.storage.list("data"))
+    cut_off_at(Step.ERASE_REWRITTEN, lambda: far_store.erase(["u1"]))
+    (name,) = set(far_store.storage.list("data")) - before
+    far_store.storage.destroy([name])
+    place = {"Bucket": bucket, "Key": f"{far_store.storage.url.partition(bucket + '/')[2]}/{name}"}
+    upload = seaweed.call("create_multipart_upload", **place)["UploadId"]
+    seaweed.call("upload_part", **place, UploadId=upload, PartNumber=1, Body=b"half of a slice")
+    far_store.erase(["u1"])
+    assert far_store.storage.list("data") == [name]
+    assert not seaweed.call("list_multipart_uploads", Bucket=bucket).get("Uploads")
+    assert audit(far_store).failed == ()
+
+
 def deny(seaweed: Seaweed, bucket: str, what: str) -> None:
     """Take the right to delete versions away from everybody, as an administrator may."""
     statement = {

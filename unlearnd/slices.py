@@ -233,8 +233,12 @@ def rewrite_dropped(
     ledger: Ledger, storage: Storage, dataset: Dataset, shard: int, now: datetime, record: Record | None = None
 ) -> None:
     """Write the segments of a shard that hold erased points anew without them, and destroy the old objects."""
+    dropped = points.dropped_segments(ledger, dataset.id, shard)
+    # A killed try may have half sent objects under the names that are written again below: they go while unknown.
+    for slice_ in {segment.slice for segment in dropped}:
+        sweep(ledger, storage, dataset, shard, slice_, record)
     kept = features.kept_features(ledger, dataset.id, shard)
-    for segment in points.dropped_segments(ledger, dataset.id, shard):
+    for segment in dropped:
         rows = read_segment(storage, segment)
         # Who is on hold is not trained on, and stays.
         rows = rows.keep(~np.isin(rows.position, unpack(segment.dropped)))
