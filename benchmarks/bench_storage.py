@@ -1,10 +1,19 @@
-"""What storage costs a build: 100 shards, 20 slices, in a bucket of a real S3 server, and encrypted, to local files."""
+"""What storage costs a build: 100 shards, 20 slices, in a bucket of a real S3 server, and encrypted, to local files.
+
+How much of a build is storage depends on how long a state is trained for. The bar is for the paper's own training of
+Purchase: its 250,000 points of 600 binary columns, its network, and what its authors' scripts train with, plain SGD in
+batches of 16 for 20 epochs. Beside it, with no bar, stands a training a third as long with states twice as large:
+batches of 32 for 10 epochs, momentum in the states. The server shares this machine's cores with the training.
+"""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,10 +21,26 @@ from benchmarks.lines import Line, seconds_in_turns
 from benchmarks.seaweed import running
 from unlearnd.store import Store
 
+MOST = 1.3
+
+
+@dataclass(frozen=True)
+class Training:
+    model: str
+    epochs: float
+    settings: dict[str, Any]
+    bar: bool
+
+
+_SGD = {"batch_size": 16, "lr": 0.001, "momentum": 0.0}
+PAPER = Training("as-in-the-paper", 20, {"hidden": [128], "activation": "tanh", **_SGD}, bar=True)
+SHORT = Training("short", 10, {"hidden": [128]}, bar=False)
+SEALING = Training("sealing", 0.001, {"hidden": [128]}, bar=False)
+
 
 def run(quick: bool) -> list[Line]:
-    """Build the paper's Purchase shape (600 binary features) cut into S = 100, R = 20; every state is saved."""
-    shards, slices, rows, repeats = (20, 10, 20_000, 2) if quick else (100, 20, 200_000, 1)
+    """Build the paper's Purchase shape cut into S = 100, R = 20; every state is saved."""
+    shards, slices, rows, repeats = (20, 10, 20_000, 2) if quick else (100, 20, 250_000, 1)
     generator = np.random.Generator(np.random.PCG64(3))
     x = (generator.random((rows, 600), dtype=np.float32) < 0.1).astype(np.uint8)
     y = (x[:, :300].sum(axis=1) > x[:, 300:].sum(axis=1)).astype(np.int64)
@@ -32,31 +57,35 @@ def run(quick: bool) -> list[Line]:
             ]
             for store in stores:
                 store.ingest("baskets", x, label=y, user=np.arange(rows) // 10, shards=shards, slices=slices)
-            turns = [0] * len(stores)
-
-            def build(place: int) -> None:
-                turns[place] += 1
-                stores[place].train(
-                    f"model-{turns[place]}",
-                    dataset="baskets",
-                    backend="mlp",
-                    epochs=10,
-                    seed=1,
-                    settings={"hidden": [128]},
-                )
-
-            near, far, sealed = seconds_in_turns(repeats, lambda: build(0), lambda: build(1), lambda: build(2))
-            size = sum(checkpoint.size for checkpoint in stores[0].checkpoints("model-1"))
+                # The first build of a dataset also commits to every row, wherever it is kept: not compared.
+                _build(store, SEALING, SEALING.model)
+            lines = [line for training in (PAPER, SHORT) for line in _compare(stores, training, repeats)]
             for store in stores:
                 store.close()
+    return lines
+
+
+def _compare(stores: list[Store], training: Training, repeats: int) -> list[Line]:
+    numbers = count()
+    works = [lambda store=store: _build(store, training, f"{training.model}-{next(numbers)}") for store in stores]
+    near, far, sealed = seconds_in_turns(repeats, *works, warm_up=False)
+    saved = stores[0].checkpoints(f"{training.model}-0")
+    shards = max(checkpoint.shard for checkpoint in saved)
     detail: dict[str, float | str] = {
         "local files, s": near,
         "SeaweedFS, s": far,
         "encrypted local files, s": sealed,
-        "checkpoints": shards * slices,
-        "megabytes written": size / 1e6,
+        "checkpoints": len(saved),
+        "megabytes written": sum(checkpoint.size for checkpoint in saved) / 1e6,
     }
+    cut = f"S = {shards}, R = {len(saved) // shards}, {training.model}"
+    holds = far / near <= MOST if training.bar else None
     return [
-        Line(f"S3 / local files, S = {shards}, R = {slices}", far / near, "≤ 1.3", far / near <= 1.3, detail),
-        Line("encrypted / plain, local files", sealed / near, "", None),
+        Line(f"S3 / local files, {cut}", far / near, f"≤ {MOST}" if training.bar else "", holds, detail),
+        Line(f"encrypted / plain, local files, {cut}", sealed / near, "", None),
     ]
+
+
+def _build(store: Store, training: Training, name: str) -> None:
+    how: dict[str, Any] = {"epochs": training.epochs, "seed": 1, "settings": training.settings}
+    store.train(name, dataset="baskets", backend="mlp", **how)

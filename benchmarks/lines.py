@@ -22,10 +22,10 @@ class Line:
     detail: dict[str, float | str] = field(default_factory=dict)
 
 
-def seconds_in_turns(repeats: int, *works: Callable[[], object]) -> list[float]:
-    """Run the works in turns, once unmeasured and then `repeats` times; return the best seconds of each."""
+def seconds_in_turns(repeats: int, *works: Callable[[], object], warm_up: bool = True) -> list[float]:
+    """Run the works in turns, once unmeasured unless they are warm, then `repeats` times; return the best seconds."""
     best = [float("inf")] * len(works)
-    for turn in range(repeats + 1):
+    for turn in range(0 if warm_up else 1, repeats + 1):
         for place, work in enumerate(works):
             begin = time.perf_counter()
             work()

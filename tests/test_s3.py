@@ -18,6 +18,7 @@ from unlearnd.dossier import predicate_of
 from unlearnd.errors import DamagedStoreError, InputError, NotFoundError, RefusedError, StorageError
 from unlearnd.steps import Step
 from unlearnd.storage import CLAIM, Storage
+from unlearnd.storage.straight import straight_to
 from unlearnd.store import Store
 from unlearnd.verify.checks import verify_receipt
 
@@ -497,6 +498,41 @@ def test_a_large_object_goes_up_in_parts_and_comes_back_whole(
     assert storage.read("big") == data
     (found,) = [found for found in seaweed.versions(bucket) if found["Key"] == "p/big"]
     assert found["ETag"].strip('"').endswith("-3")
+
+
+def test_whole_objects_go_straight_to_the_bucket_and_are_what_s3fs_finds(storage: Storage, bucket: str) -> None:
+    assert storage._bucket is not None
+    assert storage._bucket._way(bucket) is not None
+    for name in ("a/plain", "a/ü b+c%20~d&e=f?g.bin", "a/empty"):
+        data = b"" if name == "a/empty" else name.encode() * 100
+        storage.write(name, data)
+        assert bytes(storage._fs.cat_file(storage._full(name))) == data
+        assert storage.read(name) == data
+    with pytest.raises(NotFoundError):
+        storage.read("a/absent")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"s3_additional_kwargs": {"StorageClass": "STANDARD"}},
+        {"requester_pays": True},
+        {"client_kwargs": {"verify": False}},
+    ],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_what_only_s3fs_knows_is_left_to_it(seaweed: Seaweed, bucket: str, asked: dict[str, Any]) -> None:
+    storage = Storage(f"s3://{bucket}/other", **seaweed.options, options=asked)
+    assert storage._bucket is not None
+    assert storage._bucket._way(bucket) is None
+    storage.write("a", b"x")
+    assert storage.read("a") == b"x"
+
+
+def test_behind_a_proxy_s3fs_does_it_all(seaweed: Seaweed, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    assert straight_to(Storage(f"s3://{bucket}/other", **seaweed.options)._fs, bucket) is None
 
 
 def test_credentials_that_may_only_read_are_told_so(

@@ -18,6 +18,7 @@ from posixpath import dirname
 from typing import Any, TypeVar
 
 from unlearnd.errors import StorageError
+from unlearnd.storage.straight import Straight, straight_to
 
 T = TypeVar("T")
 
@@ -90,6 +91,7 @@ class Bucket:
 
     def __init__(self, fs: Any, attempts: int = ATTEMPTS) -> None:
         self._fs, self._attempts = fs, attempts
+        self._ways: dict[str, Straight | None] = {}
         # Trying again is ours: s3fs knows neither jitter nor which answers are worth it.
         fs.retries = 1
 
@@ -112,6 +114,8 @@ class Bucket:
         bucket, key = _split(path)
         if len(data) > _WHOLE:
             self._put_parts(bucket, key, data)
+        elif not locked and (straight := self._way(bucket)):
+            self._persist(lambda: straight.put(key, data))
         else:
             self._call("put_object", Bucket=bucket, Key=key, Body=data, **(_checked(data) if locked else {}))
 
@@ -128,6 +132,9 @@ class Bucket:
 
     def get(self, path: str, version: str | None = None) -> bytes:
         """Return the bytes of an object, or of one version of it."""
+        bucket, key = _split(path)
+        if version is None and (straight := self._way(bucket)):
+            return self._persist(lambda: straight.get(key))
         # One request: pieces fetched side by side may be of two objects when somebody writes in between.
         return bytes(self._persist(lambda: self._fs.cat_file(path, version_id=version, max_concurrency=1)))
 
@@ -273,6 +280,12 @@ class Bucket:
             if _code(error) in _UNKNOWN | {"ObjectLockConfigurationNotFoundError", "AccessDenied", "404"}:
                 return {}
             raise
+
+    def _way(self, bucket: str) -> Straight | None:
+        if bucket not in self._ways:
+            # Two threads may both find out, and find the same.
+            self._ways[bucket] = straight_to(self._fs, bucket)
+        return self._ways[bucket]
 
     def _call(self, method: str, **arguments: Any) -> Mapping[str, Any]:
         answer: Mapping[str, Any] = self._persist(lambda: self._fs.call_s3(method, **arguments))
