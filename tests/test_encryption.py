@@ -106,6 +106,23 @@ def test_an_object_is_bound_to_its_name_and_to_its_bytes(store: Store) -> None:
         vault.open("a/b", b"plain", key)
 
 
+def test_an_audit_holds_after_damaged_checkpoints_were_made_anew(
+    store: Store, people: Any, add: Any, fit: Any, digests: Any
+) -> None:
+    """The same state is other bytes each time it is encrypted, and the list of what is in service is older."""
+    add(store, people())
+    fit(store)
+    store.erase(["u3"])
+    before = digests(store)
+    for path in (store.folder / "storage" / "checkpoints").rglob("*.sealed"):
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert sum(build.damaged for build in store.build()) == len(before)
+    assert digests(store) == before
+    report = audit(store)
+    assert (report.failed, report.level) == ((), 4), "\n".join(report.lines())
+
+
 def test_a_store_without_its_wrapping_key_says_so(store: Store, people: Any, add: Any) -> None:
     add(store, people())
     (store.folder / "keys" / "store.key").unlink()
