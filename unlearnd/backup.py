@@ -23,18 +23,20 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeVar
 
 from unlearnd.config import FILE_NAME, Config, change_ledger, read_config
-from unlearnd.errors import DamagedStoreError, InputError, NotFoundError, RefusedError, StorageError
+from unlearnd.errors import DamagedStoreError, InputError, NotFoundError, RefusedError, StorageError, UnlearndError
 from unlearnd.keys import draw_id, draw_nonce
-from unlearnd.ledger import Ledger, log, move
+from unlearnd.ledger import Ledger, backups, log, move
+from unlearnd.storage import draw_backup_key
 from unlearnd.storage.disk import sync_folder
 
 MEDIA_TYPE = "application/vnd.unlearnd.backup.v1+json"
 PASSPHRASE = "UNLEARND_BACKUP_PASSPHRASE"
-MANIFEST, LEDGER = "manifest.json", "ledger.sqlite"
+MANIFEST, LEDGER, SLOT_KEY = "manifest.json", "ledger.sqlite", "slot.key"
+"""`slot.key` is only in backups of encrypted stores. It opens what erasures rewrote since, and no store ever has it."""
 _MAGIC = b"unlearnd-backup-1\n"
 _CHUNK = 1 << 20
 _TAG = 16
-_NAME = re.compile(r"(keys|policies)/[A-Za-z0-9][A-Za-z0-9._-]*|unlearnd\.toml|ledger\.sqlite")
+_NAME = re.compile(r"(keys|policies)/[A-Za-z0-9][A-Za-z0-9._-]*|unlearnd\.toml|ledger\.sqlite|slot\.key")
 _MARKER = ".restoring"
 T = TypeVar("T")
 
@@ -67,12 +69,32 @@ def back_up(folder: Path, ledger: Ledger, config: Config, target: Path, at: str,
 def _back_up(
     work: Path, folder: Path, ledger: Ledger, config: Config, target: Path, at: str, passphrase: bytes | None
 ) -> Backup:
+    if config.wrapper == "none":
+        return _copy_and_pack(work, folder, ledger, config, target, at, passphrase)
+    private, public = draw_backup_key()
+    with open(os.open(work / SLOT_KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(private)
+    # Before the ledger is copied: what is rewritten after that moment has to be open to this backup.
+    made = backups.Made(draw_id(), public)
+    backups.enter(ledger, made, at)
+    try:
+        return _copy_and_pack(work, folder, ledger, config, target, at, passphrase)
+    except BaseException:
+        with suppress(UnlearndError):
+            backups.forget(ledger, made)
+        raise
+
+
+def _copy_and_pack(
+    work: Path, folder: Path, ledger: Ledger, config: Config, target: Path, at: str, passphrase: bytes | None
+) -> Backup:
     copied = work / LEDGER
     # The ledger first: a key that is made meanwhile is then one too many, and never one too few.
     move.copy(ledger, copied)
     with closing(Ledger(f"sqlite:///{copied}")) as copy:
         size, root = log.size_and_root(copy)
     files = {LEDGER: copied, FILE_NAME: folder / FILE_NAME}
+    files |= {SLOT_KEY: work / SLOT_KEY} if (work / SLOT_KEY).exists() else {}
     for part in ("keys", "policies"):
         # Those with a hidden name are what somebody was killed over, and of no use.
         listed = [path for path in sorted((folder / part).glob("[!.]*")) if path.is_file()]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from unlearnd import __version__
-from unlearnd.backup import Backup, restore
+from unlearnd.backup import SLOT_KEY, Backup, restore
 from unlearnd.config import (
     FILE_NAME,
     Config,
@@ -155,7 +155,9 @@ def restore_folder(
         signer = plugins.signer(config.signer)
         translog = Translog(restored, storage, work / "keys", config.store_id, __version__, signer, shelf)
         check_covers(translog, later, head)
-        return roll_forward(translog, later, given, policy, steady(), accept_losses)
+        slot_key = work / SLOT_KEY
+        private = slot_key.read_bytes() if slot_key.exists() else None
+        return roll_forward(translog, later, given, policy, steady(), accept_losses, private)
 
     return restore(file, folder, passphrase, catch_up, lambda config: ledger_url(folder, config.ledger), ledger)
 

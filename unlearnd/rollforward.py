@@ -40,7 +40,7 @@ from unlearnd.requests import policy_of
 from unlearnd.since import Gone, Moves, Place, Since, find_moves, read_since
 from unlearnd.slices import compute_roots, folder_of, rewrite_dropped
 from unlearnd.statements import checkpoints_destroyed, request_closed, slices_sealed, store_restored
-from unlearnd.storage import Storage
+from unlearnd.storage import Storage, key_in_slot, opened
 from unlearnd.tensors import read_tensors
 from unlearnd.translog import (
     Translog,
@@ -84,11 +84,12 @@ def roll_forward(
     policies: Callable[[str], Policy | None],
     now: datetime,
     accept: bool,
+    slot_key: bytes | None = None,
 ) -> Rolled:
     """Catch up with the log; refuse, with nothing changed in storage, what would lose something, unless that is fine.
 
     The ledger is a copy that nobody uses yet: killed, this begins anew. `export` is where documents and receipts are
-    that storage lacks.
+    that storage lacks. `slot_key` opens what an encrypted store has rewritten since the backup.
     """
     ledger, begin = translog.ledger, log.size_now(translog.ledger)
     since = read_since(later.leaves, begin)
@@ -100,7 +101,8 @@ def roll_forward(
     _hold(ledger, later, since, moves, now)
     _mark(ledger, since, details, gone, now)
     _enter_requests(translog, since, details, moves, later, policies, now)
-    lost, orphans = _match_storage(ledger, translog.storage, now)
+    lost, orphans = _match_storage(ledger, translog.storage, now, slot_key)
+    unread = bool(lost) and translog.storage.vault is not None
     lost += _roots(ledger, translog.storage, since, now)
     known = {dataset.name for dataset in points.datasets(ledger)}
     lost += [("dataset", name) for name in since.datasets if name not in known]
@@ -112,7 +114,7 @@ def roll_forward(
     # Features and unfinished objects are nobody's loss: a build makes the ones anew, and nobody finishes the others.
     data = [name for name in orphans if name.endswith(".safetensors")]
     if (lost or data) and not accept:
-        raise RefusedError(_sentence(lost, data, sealed=translog.storage.vault is not None))
+        raise RefusedError(_sentence(lost, data, sealed=unread))
     rotated = replace_missing_keys(translog, stamp(now))
     _conclude(translog, since, lost, begin if later.leaves or lost else None, now)
     _clean(ledger, translog.storage, orphans, now)
@@ -471,7 +473,9 @@ def _open_requests(ledger: Ledger, since: Since) -> list[str]:
     return [request for request in since.requests if request not in known]
 
 
-def _match_storage(ledger: Ledger, storage: Storage, now: datetime) -> tuple[list[Lost], list[str]]:
+def _match_storage(
+    ledger: Ledger, storage: Storage, now: datetime, slot_key: bytes | None
+) -> tuple[list[Lost], list[str]]:
     """Have the ledger name the slice data that storage has; return what is lost of it, and objects nobody knows."""
     names = set(storage.list("data"))
     lost: list[Lost] = []
@@ -481,7 +485,7 @@ def _match_storage(ledger: Ledger, storage: Storage, now: datetime) -> tuple[lis
         for shard in range(1, dataset.shards + 1):
             for segment in points.segments_of(ledger, dataset.id, shard):
                 if segment.path not in names:
-                    lost += _replace(ledger, storage, dataset, segment, names, rows, now)
+                    lost += _replace(ledger, storage, dataset, segment, names, rows, now, slot_key)
         known |= points.all_segment_paths(ledger, dataset.id)
         for shard in range(1, dataset.shards + 1):
             known |= {kept.path for kept in features.kept_features(ledger, dataset.id, shard)}
@@ -503,6 +507,7 @@ def _replace(
     names: set[str],
     rows: Mapping[tuple[int, int], Positions],
     now: datetime,
+    slot_key: bytes | None,
 ) -> list[Lost]:
     """Put what an erasure wrote in the place of a segment that it rewrote; where there is none, the rows are lost."""
     place = (segment.shard, segment.slice)
@@ -512,7 +517,7 @@ def _replace(
     expected = inside[(inside >= segment.first) & (inside < following)]
     new = None
     if len(expected):
-        new = _rewritten(storage, dataset, segment, names, expected)
+        new = _rewritten(storage, dataset, segment, names, expected, slot_key)
     lost = new is None and len(expected) > 0
     if lost:
         handles = [h.handle for h in points.holdings_in(ledger, dataset.id) if (h.shard, h.slice) == place]
@@ -522,17 +527,27 @@ def _replace(
 
 
 def _rewritten(
-    storage: Storage, dataset: Dataset, segment: Segment, names: set[str], expected: Positions
+    storage: Storage,
+    dataset: Dataset,
+    segment: Segment,
+    names: set[str],
+    expected: Positions,
+    slot_key: bytes | None,
 ) -> NewSegment | None:
-    """Return the object that has exactly the rows expected; an encrypted one cannot be read: its key came later."""
+    """Return the object that has exactly the rows expected; an encrypted one can be read if it has a slot for us."""
     begins = f"{folder_of(dataset.name, segment.shard, segment.slice)}/{segment.first:012d}-"
     for name in sorted(names):
-        if storage.vault is None and name.startswith(begins) and name.endswith(".safetensors"):
+        if name.startswith(begins) and name.endswith(".safetensors"):
             data = storage.read(name)
-            found = read_tensors(data, name).get("position")
+            key = None
+            if storage.vault is not None:
+                key = key_in_slot(name, data, slot_key) if slot_key is not None else None
+                if key is None:
+                    continue
+            found = read_tensors(opened(storage.vault, name, data, key), name).get("position")
             if found is not None and np.array_equal(found, expected):
                 digest, count = digest_of(data), len(expected)
-                return NewSegment(segment.shard, segment.slice, segment.first, name, digest, count, None)
+                return NewSegment(segment.shard, segment.slice, segment.first, name, digest, count, key)
     return None
 
 
@@ -655,7 +670,7 @@ def _sentence(lost: Sequence[Lost], orphans: Sequence[str], sealed: bool) -> str
             told.append(f"{len(mine)} {what} ({', '.join(mine[:3])}{', …' if len(mine) > 3 else ''})")
     if orphans:
         told.append(f"{len(orphans)} objects of slice data that it does not know (the first {orphans[0]})")
-    keys = " (what was written since is encrypted under keys that only the lost ledger had)" if sealed else ""
+    keys = " (what was written since is encrypted under keys that this backup cannot open)" if sealed else ""
     return (
         f"the backup is older than {'; '.join(told)}, and no log brings these back{keys}; restore a newer backup, or "
         "give them up with --accept-losses: later erasures are carried out again in either case"

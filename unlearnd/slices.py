@@ -23,7 +23,7 @@ from safetensors.numpy import save as save_tensors
 
 from unlearnd.digests import Digest, digest_of
 from unlearnd.errors import DamagedStoreError, NotFoundError
-from unlearnd.ledger import Ledger, features, points
+from unlearnd.ledger import Ledger, backups, features, points
 from unlearnd.ledger.features import Kept
 from unlearnd.ledger.points import Dataset, NewSegment, Segment
 from unlearnd.merkle import root_of
@@ -81,9 +81,12 @@ def encode_segment(rows: Rows) -> bytes:
     return bytes(save_tensors(columns))
 
 
-def sealed(storage: Storage, path: str, encoded: bytes) -> tuple[bytes, bytes | None]:
-    """Return a segment as it goes to storage, and the wrapped key that opens it, where the store encrypts."""
-    return storage.vault.seal(path, [encoded]) if storage.vault else (encoded, None)
+def sealed(storage: Storage, path: str, encoded: bytes, backups_: Sequence[bytes] = ()) -> tuple[bytes, bytes | None]:
+    """Return a segment as it goes to storage, and the wrapped key that opens it, where the store encrypts.
+
+    `backups_` are the public keys of those that can open it, too.
+    """
+    return storage.vault.seal(path, [encoded], backups_) if storage.vault else (encoded, None)
 
 
 def read_segment(storage: Storage, segment: Segment) -> Rows:
@@ -247,7 +250,9 @@ def rewrite_dropped(
             encoded = encode_segment(rows)
             # Named by content: what another erasure of the slice writes can never be taken for this.
             path = f"{folder}/{segment.first:012d}-{digest_of(encoded)[:16]}.safetensors"
-            data, key = sealed(storage, path, encoded)
+            # Whoever restores a backup that has the points still has them afterwards, but for those that are erased.
+            able = backups.having(ledger, dataset.id, segment.first) if storage.vault else ()
+            data, key = sealed(storage, path, encoded, able)
             storage.write(path, data)
             new = NewSegment(shard, segment.slice, segment.first, path, digest_of(data), len(rows), key)
         reached(Step.ERASE_REWRITTEN)

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from unlearnd.errors import UnlearndError
 
-SCHEMA = "0006"
+SCHEMA = "0007"
 """The newest migration; a store whose `alembic_version` differs is not opened."""
 
 READ, WRITE, BULK, ASIDE = "read", "write", "bulk", "aside"

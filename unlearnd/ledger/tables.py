@@ -343,6 +343,17 @@ class NoticeRow(SQLModel, table=True):
     at: str
 
 
+class BackupRow(SQLModel, table=True):
+    """A backup of an encrypted store: who holds it can open what erasures rewrite of the points that it has."""
+
+    __tablename__ = "backup"
+    id: str = Field(primary_key=True)
+    public: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+    points: str
+    """How many points each dataset had, as JSON, by its id."""
+    made_at: str
+
+
 class LeaseRow(SQLModel, table=True):
     __tablename__ = "lease"
     name: str = Field(primary_key=True)

@@ -7,7 +7,7 @@ reaches. `vault` encrypts what is to be unreadable in copies once its key is des
 from unlearnd.storage.disk import Pieces
 from unlearnd.storage.objects import CLAIM, Overlooked, Record, Storage
 from unlearnd.storage.s3 import Abilities, Kept, Version
-from unlearnd.storage.vault import CIPHER, Vault, opened
+from unlearnd.storage.vault import CIPHER, Vault, draw_backup_key, key_in_slot, opened
 
 __all__ = [
     "CIPHER",
@@ -20,5 +20,7 @@ __all__ = [
     "Storage",
     "Vault",
     "Version",
+    "draw_backup_key",
+    "key_in_slot",
     "opened",
 ]
