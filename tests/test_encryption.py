@@ -241,3 +241,42 @@ def test_a_missing_slice_is_told_with_what_can_be_done(new_store: Any, people: A
     assert store.build()
     assert (store.where_user("u3"), len(store.receipts())) == ([], 1)
     assert audit(store).failed == ()
+
+
+def test_who_is_not_in_a_missing_slice_is_erased_and_what_is_asked_about_it_meanwhile_waits(
+    new_store: Any, people: Any, add: Any, fit: Any, place_of: Any
+) -> None:
+    """One erasure that cannot go on must neither stop those of others nor lose requests that come in after it."""
+    store = new_store()
+    rows = people()
+    add(store, rows, shards=2, slices=1)
+    fit(store)
+    stuck = [user for user in sorted(set(rows.user.tolist())) if place_of(store, user)[0] == 1][:4]
+    free = [user for user in sorted(set(rows.user.tolist())) if place_of(store, user)[0] == 2][:2]
+    (path,) = (store.folder / "storage" / "data" / "d" / "0001").rglob("*.safetensors")
+    saved = path.read_bytes()
+    path.unlink()
+    for user in stuck[:2]:
+        with pytest.raises(DamagedStoreError, match="is carried out then"):
+            store.erase([user])
+    # Somebody else's: done, with a receipt, and what is in the way of the others is told.
+    erased = store.erase([free[0]], build=False)
+    assert (erased.outcomes[0].found, store.where_user(free[0])) == (True, [])
+    with pytest.raises(DamagedStoreError, match=r"asked for is done, but an erasure that was begun .*that object"):
+        erased.check_finished()
+    # Asked for together with one that waits already.
+    with pytest.raises(DamagedStoreError, match="is carried out then"):
+        store.erase([stuck[0], free[1]], build=False)
+    assert store.where_user(free[1]) == []
+    with pytest.raises(DamagedStoreError, match="is carried out then"):
+        store.erase([stuck[1]])
+    with pytest.raises(DamagedStoreError, match="is carried out then"):
+        store.erase([stuck[2]])
+    assert len(store.receipts()) == 2
+    path.write_bytes(saved)
+    store.build()
+    assert [store.where_user(user) for user in stuck[:3]] == [[], [], []]
+    assert store.where_user(stuck[3]) != []
+    assert len(store.receipts()) == 5
+    report = audit(store)
+    assert report.failed == (), "\n".join(report.lines())

@@ -446,6 +446,25 @@ def test_what_the_bucket_does_not_let_go_is_in_the_outcome_and_the_receipt(
     assert audit(far_store).failed == ()
 
 
+def test_what_the_queue_could_not_destroy_ends_the_command_with_a_sentence(
+    far_store: Store, people: Any, add: Any, fit: Any, seaweed: Seaweed, bucket: str, tmp_path: Path
+) -> None:
+    add(far_store, people(), shards=1)
+    fit(far_store)
+    deny(seaweed, bucket, "shop/checkpoints/*")
+    (tmp_path / "asked.csv").write_text("user,identity\nu3,account\n")
+    at = ["--store", str(far_store.folder)]
+    for command in (
+        ["requests", "receive", "--file", str(tmp_path / "asked.csv"), "--run", *at],
+        ["requests", "run", *at],
+    ):
+        if command[1] == "run":
+            far_store.approve(far_store.receive(["u4"])[0].id, identity="account")
+        result = CliRunner().invoke(main, command)
+        assert result.exit_code == 1, result.output
+        assert "could not be destroyed, and the receipts say so" in result.stderr
+
+
 def c_path(checkpoint: Any) -> str:
     return path_of(checkpoint.model, checkpoint.shard, checkpoint.recipe)
 

@@ -52,6 +52,15 @@ class Erased:
     """Requests that were not carried out, because they are on hold."""
     openings: Mapping[str, "Opening"]
     """By request: what proves to whom a receipt belongs. For that user alone; the store keeps none of it."""
+    stuck: UnlearndError | None = None
+    """What keeps an erasure of others from its end, which was begun before; this was carried out all the same."""
+
+    def check_finished(self) -> None:
+        """Raise what keeps an erasure of others from its end."""
+        if self.stuck is not None:
+            raise type(self.stuck)(
+                f"what was asked for is done, but an erasure that was begun before is not: {self.stuck}"
+            ) from self.stuck
 
     def check_destroyed(self) -> None:
         """Raise `StorageError` where storage did not let go something that was to be destroyed."""
@@ -106,16 +115,18 @@ def erase(
     check_signers(store.translog)
     openings = openings_of(store, named)
     hand_out(openings)
-    new, held, recorded = _record(store, targets, named, rules)
+    new, waiting, held, recorded, stuck = _record(store, targets, named, rules)
     if recorded:
         openings |= openings_of(store, named)
         hand_out(openings)
         _carry_out(store, recorded)
     builds = rebuild(store, rules, build, how, watch)
+    if waiting and stuck is not None:
+        raise stuck
     done = [target for target in targets if target not in held]
     outcomes = _outcomes(store, done)
     known = [outcome.request for target, outcome in zip(done, outcomes, strict=True) if target not in new]
-    return Erased(outcomes, tuple(builds), frozenset(known), tuple(held.values()), openings)
+    return Erased(outcomes, tuple(builds), frozenset(known), tuple(held.values()), openings, stuck)
 
 
 def erase_whole(store: Opened, kind: str, name: str, policy: str | None, actor: str) -> Erased:
@@ -123,10 +134,12 @@ def erase_whole(store: Opened, kind: str, name: str, policy: str | None, actor: 
     target, rules = order_about(store, kind, name), store.policy(policy)
     check_signers(store.translog)
     while True:
-        finish_erasures(store)
+        stuck = _finish(store)
         before = dockets.order_about(store.ledger, kind, name)
         if before is not None:
             done = erasures.requests_by_ids(store.ledger, [before.id])[before.id]
+            if stuck is not None and done.outcome is None:
+                raise stuck
             return Erased((outcome_of(store.ledger, done),), (), frozenset([before.id]), (), {})
         if kind == "dataset":
             check_nobody_held(store, name)
@@ -136,11 +149,13 @@ def erase_whole(store: Opened, kind: str, name: str, policy: str | None, actor: 
         recorded = record_requests(store.ledger, [target], store.clock(), policy=rules, actor=actor)
         if recorded:
             break
+        if stuck is not None:
+            raise stuck
     _carry_out(store, recorded)
     note_rebuilt(store, [])
     sign_head(store.translog)
     (request,) = erasures.requests_of(store.ledger, recorded)
-    return Erased((outcome_of(store.ledger, request),), (), frozenset(), (), {})
+    return Erased((outcome_of(store.ledger, request),), (), frozenset(), (), {}, stuck)
 
 
 def run_requests(
@@ -159,7 +174,7 @@ def run_requests(
     check_signers(store.translog)
     done: list[str] = []
     while True:
-        finish_erasures(store)
+        stuck = _finish(store)
         limit = None if within is None else stamp(store.clock() + within)
         ready = [e for e in dockets.entries(store.ledger, ("approved",)) if limit is None or e.due_at <= limit]
         # A hold on a user is one on every point of theirs: requests about such a point wait for its release.
@@ -177,17 +192,32 @@ def run_requests(
     builds = rebuild(store, store.policy(), build, how, watch)
     carried = erasures.requests_by_ids(store.ledger, done)
     outcomes = outcomes_of(store.ledger, [carried[request_id] for request_id in done])
-    return Erased(tuple(outcomes), tuple(builds), frozenset(), tuple(held), {})
+    return Erased(tuple(outcomes), tuple(builds), frozenset(), tuple(held), {}, stuck)
 
 
 def finish_erasures(store: Opened) -> int:
     """Carry on with erasures that a killed process left undone; return how many there were."""
+    count = len(erasures.unfinished_erasures(store.ledger))
+    stuck = _finish(store)
+    if stuck is not None:
+        raise stuck
+    return count
+
+
+def _finish(store: Opened) -> UnlearndError | None:
+    """Carry on with every erasure left undone; return what the first that cannot go on is stuck at.
+
+    One that needs what is missing keeps nobody else waiting: what others ask for is recorded, and carried out.
+    """
+    stuck: UnlearndError | None = None
     settle(store.ledger, store.storage, store.clock)
-    unfinished = erasures.unfinished_erasures(store.ledger)
-    for left in unfinished:
-        _carry_out(store, left.id)
+    for left in erasures.unfinished_erasures(store.ledger):
+        try:
+            _carry_out(store, left.id)
+        except UnlearndError as error:
+            stuck = stuck or error
     issue_receipts(store.translog)
-    return len(unfinished)
+    return stuck
 
 
 def _begin(store: Opened, ids: Sequence[str], actor: str) -> bool:
@@ -205,20 +235,36 @@ def _begin(store: Opened, ids: Sequence[str], actor: str) -> bool:
 
 def _record(
     store: Opened, targets: Sequence[Target], named: Mapping[Target, str], policy: Policy
-) -> tuple[list[Target], dict[Target, str], str | None]:
-    """Record a request for each target that is not erased yet; return those, those on hold, the erasure's id."""
+) -> tuple[list[Target], set[Target], dict[Target, str], str | None, UnlearndError | None]:
+    """Record a request for each target that is not erased yet.
+
+    Return those; those whose request is recorded and stuck; those on hold; the erasure's id; and what is in the way of
+    the stuck ones. Raise that where there is nothing else to do.
+    """
     while True:
         # What others have begun about the same users is carried to its end first: its outcome is theirs.
-        finish_erasures(store)
-        new, alive = _not_erased_yet(store, targets)
+        stuck = _finish(store)
+        waiting = set() if stuck is None else _unfinished(store, targets)
+        if stuck is not None and waiting.issuperset(targets):
+            raise stuck
+        new, alive = _not_erased_yet(store, [target for target in targets if target not in waiting])
         held = holds_on(store, new, named, policy)
         new = [target for target in new if target not in held]
         if not new:
-            return [], held, None
+            return [], waiting, held, None, stuck
         still = [handle for handle in alive if handle not in held]
         recorded = record_requests(store.ledger, new, store.clock(), still, named, policy)
         if recorded:
-            return new, held, recorded
+            return new, waiting, held, recorded, stuck
+
+
+def _unfinished(store: Opened, targets: Sequence[Target]) -> set[Target]:
+    """Return the targets whose erasure was begun and is not at its end."""
+    begun = {erasure.id for erasure in erasures.unfinished_erasures(store.ledger)}
+    handles = [target for target in targets if isinstance(target, bytes)]
+    single = [target for target in targets if not isinstance(target, bytes)]
+    asked = erasures.last_requests(store.ledger, handles, single)
+    return {target for target in targets if target in asked and asked[target].erasure_id in begun}
 
 
 def _not_erased_yet(store: Opened, targets: Sequence[Target]) -> tuple[list[Target], list[bytes]]:

@@ -109,7 +109,10 @@ def lacking(error: NotFoundError, where: str) -> DamagedStoreError:
 
 def _decode(storage: Storage, segment: Segment, data: bytes) -> Rows:
     if digest_of(data) != segment.digest:
-        raise DamagedStoreError(f"{segment.path} is not what the ledger recorded: its digest differs")
+        raise DamagedStoreError(
+            f"{segment.path} is not what the ledger recorded: its digest differs; restore that object from a backup of "
+            "the storage, and what was asked for meanwhile is carried out then"
+        )
     columns = read_tensors(opened(storage.vault, segment.path, data, segment.key), segment.path)
     try:
         return Rows(columns["x"], columns["label"], columns["position"], columns["owner"], columns.get("group"))

@@ -117,6 +117,7 @@ def _check_done(erased: "Erased") -> None:
             f"{counted(len(erased.held), 'request')} on hold and not carried out: {', '.join(erased.held[:3])}; "
             "`unlearnd requests release` lifts a hold"
         )
+    erased.check_finished()
 
 
 def _erase_whole(

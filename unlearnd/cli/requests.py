@@ -128,6 +128,9 @@ def receive(
         _print_results(found)
     if any(result.request is None for result in found):
         raise InputError(f"{counted(sum(r.request is None for r in found), 'row')} could not be used; the others were")
+    if erased is not None:
+        erased.check_destroyed()
+        erased.check_finished()
 
 
 @requests.command(name="list")
@@ -375,6 +378,8 @@ def run(
         _say_duty(duty)
     if done.held:
         note(f"{counted(len(done.held), 'request')} put on hold by a plugin: see `unlearnd requests list`.")
+    done.check_destroyed()
+    done.check_finished()
 
 
 @requests.command()
