@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import unlearnd
 from unlearnd.config import FILE_NAME, Config, find_store, read_config, write_config
 from unlearnd.errors import DamagedStoreError, InputError, NotFoundError, RefusedError
 from unlearnd.keys import create_keys, draw_id, draw_seed, draw_user_keys, open_keys
@@ -147,3 +148,31 @@ def test_settings_seen_from_elsewhere_have_whole_addresses(tmp_path: Path) -> No
     assert (seen.storage, seen.receipts) == (str(tmp_path / "storage"), str(tmp_path / "evidence"))
     far = replace(CONFIG, ledger="postgresql+psycopg://db/x", storage="s3://b/p")
     assert far.seen_from(tmp_path) == far
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("s3:/bucket/shop", "two slashes"),
+        ("s3://bucket/../other/shop", r"has '\.\.' in it"),
+        ("s3://", "names no bucket"),
+    ],
+)
+def test_an_address_that_would_be_taken_for_another_place_is_refused_and_leaves_nothing(
+    tmp_path: Path, address: str, told: str
+) -> None:
+    for given in ({"storage": address}, {"receipts": address}):
+        with pytest.raises(InputError, match=told):
+            unlearnd.create_store(str(tmp_path / "shop"), **given)
+    assert not (tmp_path / "shop").exists()
+
+
+def test_a_secret_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="secret is a secret") as refused:
+        unlearnd.create_store(str(tmp_path / "shop"), storage="s3://b/shop", storage_options={"secret": "hush"})
+    unlearnd.create_store(str(tmp_path / "near")).close()
+    path = tmp_path / "near" / "unlearnd.toml"
+    path.write_text(path.read_text() + '[storage]\nsecret_key = "hush"\n')
+    with pytest.raises(InputError, match="secret_key is a secret") as unread:
+        unlearnd.open_store(str(tmp_path / "near"))
+    assert "hush" not in f"{refused.value}{unread.value}"

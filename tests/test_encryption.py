@@ -154,6 +154,15 @@ def test_what_others_may_read_is_refused_at_open(store: Store, where: str) -> No
     Store.open(store.folder).close()
 
 
+def test_a_folder_that_others_may_write_to_is_refused(store: Store) -> None:
+    """What is in it may be closed to them, and they could still put something else in its place."""
+    store.folder.chmod(0o770)
+    with pytest.raises(RefusedError, match=r"others may write to .* \(mode 0770\): close it with `chmod go-w"):
+        Store.open(store.folder)
+    store.folder.chmod(0o755)
+    Store.open(store.folder).close()
+
+
 # Damage.
 
 

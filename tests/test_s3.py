@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -569,6 +571,16 @@ def test_credentials_that_may_only_read_are_told_so(
     stranger = Storage(storage.url, **seaweed.options, options={"skip_instance_cache": True})
     with pytest.raises(StorageError, match="may not be used with the credentials"):
         stranger.check("mine")
+
+
+def test_a_bucket_without_credentials_says_where_they_go(far_store: Store, tmp_path: Path) -> None:
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("AWS_ACCESS")}
+    bare = {name: value for name, value in bare.items() if not name.startswith("AWS_SECRET")} | {"HOME": str(tmp_path)}
+    # In a process of its own: file systems with credentials are kept for as long as one lives.
+    command = [sys.executable, "-c", "from unlearnd.cli import main; main()", "status", "--store", far_store.folder]
+    ended = subprocess.run(command, env=bare, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "no credentials for the storage: give them in the environment (AWS_ACCESS_KEY_ID" in ended.stderr
 
 
 def test_a_secret_in_the_settings_is_refused(far_store: Store, new_store: Any, seaweed: Seaweed) -> None:

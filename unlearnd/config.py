@@ -86,6 +86,8 @@ def read_config(folder: Path) -> Config:
         if known is None or not isinstance(entries, dict):
             raise DamagedStoreError(f"{path} has an unknown section '{section}'; known: {', '.join(_SECTIONS)}")
         for name, value in entries.items() if section not in _FREE else ():
+            if section == "storage":
+                _check_name(name)
             if name not in known or type(value) is not known[name] or (isinstance(value, int) and value < 1):
                 raise DamagedStoreError(
                     f"{path}: [{section}] {name} is not a setting or cannot be {value!r}; "
@@ -119,6 +121,7 @@ def check_storage_options(options: Mapping[str, Any]) -> None:
     """Raise `InputError` unless these are entries that `[storage]` may have."""
     known = _SECTIONS["storage"]
     for name, value in options.items():
+        _check_name(name)
         if name not in known or type(value) is not known[name] or (isinstance(value, int) and value < 1):
             raise InputError(
                 f"the storage option {name} is not known or cannot be {value!r}; "
@@ -130,16 +133,32 @@ def check_no_secret(options: Mapping[str, Any], *urls: str) -> None:
     """Raise `InputError` where storage options or addresses hold a secret: they are kept where many may read them."""
     given = {**options, **{f"address {number}": url for number, url in enumerate(urls)}}
     for name, value in _leaves(given):
-        if _SECRET.search(name.rpartition(".")[2]):
-            raise InputError(
-                f"the storage option {name} is a secret, which {FILE_NAME} must not hold: take it out and give it in "
-                "the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or FSSPEC_…)"
-            )
+        _check_name(name)
         if isinstance(value, str) and re.search(r"://[^/@]*:[^/@]*@", value):
             raise InputError(
                 f"the address of the storage has a password in it, which {FILE_NAME} must not hold: take it out and "
                 "give it in the environment"
             )
+
+
+def _check_name(name: str) -> None:
+    """Raise `InputError` for an option that is a secret by its name; the value is not repeated."""
+    if _SECRET.search(name.rpartition(".")[2]):
+        raise InputError(
+            f"the storage option {name} is a secret, which {FILE_NAME} must not hold: take it out and give it in "
+            "the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or FSSPEC_…)"
+        )
+
+
+def check_address(url: str) -> None:
+    """Raise `InputError` for a storage address that would be taken for another place than is meant."""
+    scheme, apart, place = url.partition("://")
+    if not apart and re.match(r"[a-z][a-z0-9+.-]+:/", url):
+        raise InputError(f"{url} is neither a folder nor an address: after the colon come two slashes")
+    if apart and ".." in place.split("/"):
+        raise InputError(f"the address {url} has '..' in it: write the place itself")
+    if scheme in ("s3", "s3a") and apart and not place.strip("/"):
+        raise InputError(f"the address {url} names no bucket: write s3://bucket/prefix")
 
 
 def _leaves(given: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -160,7 +179,7 @@ def write_config(folder: Path, config: Config) -> None:
         f"storage = {_quoted(config.storage)}",
         *([f"receipts = {_quoted(config.receipts)}"] if config.receipts else []),
         "",
-        "# How models are built: executor `serial` or `processes`; device `auto`, `cpu`, `cuda`, …",
+        "# How models are built: executor `serial`, `processes`, `ray`, …; device `auto`, `cpu`, `cuda`, …",
         "[build]",
         f"executor = {_quoted(config.executor)}",
         f"workers = {config.workers}",

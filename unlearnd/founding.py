@@ -17,6 +17,7 @@ from unlearnd.config import (
     FILE_NAME,
     Config,
     change_ledger,
+    check_address,
     check_no_secret,
     check_storage_options,
     ledger_url,
@@ -60,15 +61,17 @@ def found(
     load_plugins().signer(signer)
     if (folder / FILE_NAME).exists():
         raise RefusedError(f"there is a store in {folder} already")
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"the folder {folder} cannot be made: {error.strerror}") from error
     if storage.startswith("memory:"):
         raise InputError("storage in memory:// would be lost with the process; name a folder or a bucket")
     options = dict(storage_options or {})
     check_storage_options(options)
     check_no_secret(options, storage, receipts or "")
+    for address in filter(None, (storage, receipts)):
+        check_address(address)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"the folder {folder} cannot be made: {error.strerror}") from error
     config = Config(
         store_id=draw_id(),
         ledger=ledger,

@@ -391,4 +391,9 @@ def _translated(name: str) -> Iterator[None]:
         raise StorageError(f"storage cannot handle {name}: {what}") from error
     except Exception as error:
         # File systems are fsspec's plugins, and each raises errors of its own.
+        if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
+            raise StorageError(
+                "there are no credentials for the storage: give them in the environment (AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY, a profile, or a role of the machine)"
+            ) from error
         raise StorageError(f"storage cannot handle {name}: {type(error).__name__}: {error}") from error
