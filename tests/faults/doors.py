@@ -59,14 +59,10 @@ class Doors:
     how: str = ""
     only: str = ""
     """Count only calls of this door; all, where empty."""
-    hanging: Callable[[], None] = lambda: None
-    """Called when a call hangs, so that somebody comes and kills the process."""
+    breaking: Callable[[str, str], None] = lambda door, how: None
+    """Called with door and way as it goes wrong; of what hangs, so that somebody comes and kills the process."""
     calls: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @property
-    def broke(self) -> bool:
-        return 0 <= self.at < len(self.calls)
 
     def wrap(self) -> None:
         """Stand in all doors of this process, until it ends."""
@@ -87,19 +83,31 @@ class Doors:
             return ""
         with self._lock:
             self.calls.append(name)
-            how = self.how if len(self.calls) - 1 == self.at else ""
+            if len(self.calls) - 1 != self.at:
+                return ""
+        # Threads take turns as they like: another door than the one that was counted breaks in a way of its own.
+        how = self.how if self.how in HOWS[name] else HOWS[name][self.at % len(HOWS[name])]
         if how == "kill":
-            _die()
+            self._die(name, how)
         if how == "raise":
+            self.breaking(name, how)
             raise StorageError(f"{name} failed, as the fault harness was asked to make it")
         if how == "hang" and name not in _TRANSACTIONS:
-            self._hang()
+            self._hang(name)
         return how
 
-    def _hang(self) -> NoReturn:
-        self.hanging()
+    def _hang(self, name: str) -> NoReturn:
+        self.breaking(name, "hang")
         time.sleep(600)
         _die()
+
+    def _die(self, name: str, how: str) -> NoReturn:
+        self.breaking(name, how)
+        _die()
+
+    def _lost(self, name: str) -> StorageError:
+        self.breaking(name, "lost")
+        return StorageError(f"the answer of {name} was lost, as the fault harness was asked to lose it")
 
     def _wrap_look(self, owner: type, method: str, name: str) -> None:
         real = getattr(owner, method)
@@ -108,7 +116,7 @@ class Doors:
             how = self._passes(name)
             found = real(this, *arguments, **options)
             if how == "lost":
-                raise _lost(name)
+                raise self._lost(name)
             return found
 
         setattr(owner, method, look)
@@ -119,7 +127,10 @@ class Doors:
         def read(this: Storage, name: str, version: str | None = None) -> bytes:
             how = self._passes("read")
             data = real(this, name, version)
-            return data[: len(data) // 2] if how == "half" else data
+            if how == "half":
+                self.breaking("read", how)
+                return data[: len(data) // 2]
+            return data
 
         Storage.read = read  # type: ignore[method-assign]
 
@@ -131,10 +142,10 @@ class Doors:
             how = self._passes(name)
             if how == "half":
                 half(real, this, what, *arguments, **options)
-                _die()
+                self._die(name, how)
             done = real(this, what, *arguments, **options)
             if how == "lost":
-                raise _lost(name)
+                raise self._lost(name)
             return done
 
         setattr(Storage, name, change)
@@ -148,17 +159,13 @@ class Doors:
             with real(this) as connection:
                 yield connection
                 if how == "hang":
-                    self._hang()
+                    self._hang(name)
                 if how == "half":
-                    _die()
+                    self._die(name, how)
             if how == "lost":
-                raise _lost(name)
+                raise self._lost(name)
 
         setattr(Ledger, method, transaction)
-
-
-def _lost(name: str) -> StorageError:
-    return StorageError(f"the answer of {name} was lost, as the fault harness was asked to lose it")
 
 
 def _die() -> NoReturn:

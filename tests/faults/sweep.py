@@ -1,13 +1,20 @@
 """Run every verb with one thing going wrong at the n-th call of a door, start again, and see that nothing is lost.
 
-    python tests/faults/sweep.py '{"folder": …, "storage": …, "database": …, "seed": …, "count": …}'
+    python tests/faults/sweep.py '{"folder": …, "storage": …, "database": …, "mode": …, "seed": …, "count": …}'
 
 Each fault is a process of its own, forked from this one, which has everything imported and nothing open: one in which
 it breaks, and, after that one has ended or was killed, one that starts again, goes on to the end of the story and
 looks whether all is as it would have been. Prints one JSON document: what was tried, and what did not hold.
 
-The story: two people among thirty are erased, and somebody nobody knows. `count` faults are drawn by `seed`, every
-verb and every way to break among them; with `count` 0 all of them are tried.
+The story: two people among thirty are erased, and somebody nobody knows. Of all faults, which are every call of every
+verb in every way that its door can break, `mode` says which are tried:
+
+    sample  `count` of them, drawn by `seed`, every verb and every way to break among them
+    every   every call once, in a way that `seed` says; the seeds s to s+4 are all ways of all calls
+    all     all of them
+
+A long sweep can be cut into parts (`part` [2, 3] is the second of three) that run side by side, and into pieces of some
+`seconds`: what was tried is written to the files that begin with `kept`, and not tried again.
 """
 
 import hashlib
@@ -19,10 +26,12 @@ import shutil
 import signal
 import sqlite3
 import sys
+import tempfile
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,6 +43,7 @@ from doors import HOWS, Doors
 
 import unlearnd
 import unlearnd.ingest
+from unlearnd import backup
 from unlearnd.audit import audit
 from unlearnd.config import FILE_NAME, read_config
 from unlearnd.errors import RefusedError, UnlearndError
@@ -99,21 +109,39 @@ class Place:
         folder = self.folder / new
         shutil.copytree(self.folder / old, folder)
         if self.database:
-            self._server(f"CREATE DATABASE {self.prefix}{new} TEMPLATE {self.prefix}{old}")
+            # Of the files: the server has nothing else to do, and this is quicker than by its write-ahead log.
+            self._server(f"CREATE DATABASE {self.prefix}{new} TEMPLATE {self.prefix}{old} STRATEGY FILE_COPY")
         if self.storage:
-            theirs, ours = (Storage(f"{self.storage}/{name}", **self.options) for name in (old, new))
-            names = theirs.list("")
-            ours.write_many((name, [data]) for name, data in zip(names, theirs.read_many(names), strict=True))
+            Storage(f"{self.storage}/{new}", **self.options).write_many(
+                (name, [data]) for name, data in self.objects(old).items()
+            )
+        if (folder / FILE_NAME).exists():
+            self._rename(folder, old, new)
+        return folder
+
+    def objects(self, name: str) -> dict[str, bytes]:
+        """Return the objects of a store in a bucket; they are fetched once."""
+        kept = self.folder / f"{name}.objects"
+        if not kept.exists():
+            storage = Storage(f"{self.storage}/{name}", **self.options)
+            names = storage.list("")
+            kept.mkdir()
+            for number, (listed, data) in enumerate(zip(names, storage.read_many(names), strict=True)):
+                (kept / f"{number}.data").write_bytes(data)
+                (kept / f"{number}.name").write_text(listed)
+        return {path.read_text(): path.with_suffix(".data").read_bytes() for path in kept.glob("*.name")}
+
+    def _rename(self, folder: Path, old: str, new: str) -> None:
+        """Have the settings in a folder name the database and the prefix of another store."""
         settings = folder / FILE_NAME
         text = settings.read_text().replace(f"/{self.prefix}{old}?", f"/{self.prefix}{new}?")
         settings.write_text(text.replace(f'/{old}"', f'/{new}"'))
-        return folder
 
-    def lose(self, name: str) -> None:
+    def lose(self) -> None:
         """Make a store of which only storage is left, and a backup that is older than what was erased in it."""
-        folder = self.copy("trained", name)
+        folder = self.copy("trained", "lost")
         with Store.open(folder) as store:
-            store.back_up(self.folder / f"{name}.backup")
+            store.back_up(self.folder / "lost.backup")
             erase(store)
             build(store)
             url = store.ledger.url
@@ -127,15 +155,21 @@ class Place:
         stage = VERBS[verb][0]
         if verb == "init":
             self.make_room(name)
-        elif verb == "restore" and (self.database or self.storage):
-            # The backup names database and bucket: it cannot be made once for all.
-            self.lose(name)
         elif verb == "restore":
-            shutil.copy(self.folder / "lost.backup", self.folder / f"{name}.backup")
-            shutil.copytree(self.folder / "lost", self.folder / name)
+            self.copy(stage, name)
+            self._copy_backup(name)
         else:
             self.copy(stage, name)
         return self.folder / name
+
+    def _copy_backup(self, name: str) -> None:
+        """Make the backup of the lost store one of its double: it names database and bucket."""
+        with tempfile.TemporaryDirectory(dir=self.folder) as made, open(self.folder / f"{name}.backup", "xb") as out:
+            work = Path(made)
+            about = backup._unpack(self.folder / "lost.backup", work, None)
+            self._rename(work, "lost", name)
+            files = {str(path.relative_to(work)): path for path in sorted(work.rglob("*")) if path.is_file()}
+            backup._pack(out, files, about)
 
     def destroy(self, name: str) -> None:
         (self.folder / f"{name}.backup").unlink(missing_ok=True)
@@ -144,11 +178,15 @@ class Place:
             self._server(f"DROP DATABASE IF EXISTS {self.prefix}{name} WITH (FORCE)")
 
     def _server(self, sql: str) -> None:
-        import psycopg
-
-        url = self.database.replace("+psycopg", "").replace("DATABASE", "postgres").partition("&schema")[0]
-        with psycopg.connect(url, autocommit=True) as connection:
+        with closing(connect(self.database.replace("DATABASE", "postgres"))) as connection:
             connection.execute(sql)
+
+
+def connect(url: str) -> Any:
+    """Connect to a database by the URL of a ledger in it, past our own code."""
+    import psycopg
+
+    return psycopg.connect(url.replace("+psycopg", "").partition("&schema")[0], autocommit=True)
 
 
 def people() -> tuple[Any, Any, Any]:
@@ -292,7 +330,7 @@ def state_of(folder: Path) -> Any:
     """Return what a verb that only asks must leave as it is."""
     with Store.open(folder) as store:
         there = {name: None for name in store.storage.list("") if not name.endswith(".part")}
-        return [store.log_head()[1], list(there), digests_of(folder)]
+        return [store.log_head()[1], list(there), digests_of(store)]
 
 
 def check_backups(place: Place, folder: Path) -> list[str]:
@@ -321,9 +359,8 @@ def finish(folder: Path) -> None:
         store.build()
 
 
-def digests_of(folder: Path) -> Any:
-    with Store.open(folder) as store:
-        return {f"{c.shard}/{c.slice}": c.tensors for c in store.checkpoints("m")}
+def digests_of(store: Store) -> Any:
+    return {f"{c.shard}/{c.slice}": c.tensors for c in store.checkpoints("m")}
 
 
 def check_end(folder: Path, expected: dict[str, Any], keys: list[bytes], asked: tuple[int, ...] = (3,)) -> list[str]:
@@ -331,7 +368,7 @@ def check_end(folder: Path, expected: dict[str, Any], keys: list[bytes], asked: 
     wrong: list[str] = []
     with Store.open(folder) as store:
         status = store.status()
-        if digests_of(folder) != expected["digests"]:
+        if digests_of(store) != expected["digests"]:
             wrong.append("the bits differ")
         if predict(store) != expected["predict"]:
             wrong.append("the answers differ")
@@ -371,18 +408,36 @@ def check_receipts(store: Store, asked: tuple[int, ...]) -> list[str]:
 
 
 def check_nothing_left(store: Store, keys: list[bytes]) -> list[str]:
-    """Nothing of the erased is in any file or object, in no version of one, and in no name."""
+    """Nothing of the erased is in any file, object or table, in no version of an object, and in no name."""
     marks = [np.asarray(mark, np.float32).tobytes() for mark in MARKS.values()]
     marks += [user.encode() for user in (*ERASED, NOBODY)] + keys
     found: list[tuple[str, bytes]] = []
     for where, _, names in os.walk(store.folder):
         found += [(os.path.join(where, name), Path(where, name).read_bytes()) for name in names]
-    for version in store.storage.versions(""):
-        if version.kind == "version":
-            found.append((version.name, store.storage.read(version.name, version.id)))
-        elif version.kind == "upload" and "evidence/" not in version.name:
+    versions = store.storage.versions("")
+    whole = [version for version in versions if version.kind == "version"]
+    with ThreadPoolExecutor(8) as pool:
+        read = pool.map(lambda version: store.storage.read(version.name, version.id), whole)
+        found += [(version.name, data) for version, data in zip(whole, read, strict=True)]
+    for version in versions:
+        if version.kind == "upload" and "evidence/" not in version.name:
             found.append((f"the unfinished upload of {version.name}", marks[0]))
+    found += tables_of(store.ledger.url)
+    found += [(name, name.encode()) for name, _ in found]
     return [f"something of the erased is in {name}" for name, data in found for mark in marks if mark in data]
+
+
+def tables_of(url: str) -> list[tuple[str, bytes]]:
+    """Return the rows of every table in the database of a ledger, as bytes; a file is looked into as a file."""
+    if not url.startswith("postgresql"):
+        return []
+    ours = "SELECT schemaname, tablename FROM pg_tables WHERE schemaname NOT IN ('pg_catalog', 'information_schema')"
+    found = []
+    with closing(connect(url)) as connection:
+        for schema, table in connection.execute(ours).fetchall():
+            with connection.cursor().copy(f"COPY {schema}.{table} TO STDOUT (FORMAT binary)") as rows:
+                found.append((f"the table {table}", b"".join(bytes(row) for row in rows)))
+    return found
 
 
 def digest_of_files(folder: Path) -> str:
@@ -394,7 +449,7 @@ def digest_of_files(folder: Path) -> str:
 
 
 def in_child(work: Callable[[Callable[[str], None]], Any]) -> tuple[int, list[str]]:
-    """Run something in a forked process; return how it ended and what it said. One that says `hanging` is killed."""
+    """Run something in a forked process, and kill it if it says that it hangs; return how it ended and what it said."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -423,7 +478,7 @@ def in_child(work: Callable[[Callable[[str], None]], Any]) -> tuple[int, list[st
             break
         data = os.read(reader, 65536)
         said += data
-        if b"hanging\n" in said:
+        if b" hang\n" in said:
             os.kill(pid, signal.SIGKILL)
         if not data:
             break
@@ -451,13 +506,8 @@ def prepare(place: Place) -> tuple[dict[str, Any], list[bytes]]:
             run_verb(place, verb, place.copy(before, after))
 
         in_child_well(go)
-    keys: list[bytes] = []
-    if not place.database:
-        with closing(sqlite3.connect(place.folder / "trained" / "ledger.sqlite")) as ledger:
-            handles = in_child_well(lambda say: _handles(place.folder / "trained"))
-            for handle in handles:
-                keys += ledger.execute("SELECT key FROM users WHERE handle = ?", (bytes.fromhex(handle),)).fetchone()
-    expected: dict[str, Any] = {"digests": in_child_well(lambda say: digests_of(place.folder / "built"))}
+    keys = [bytes.fromhex(key) for key in in_child_well(lambda say: _keys_of_the_erased(place.folder / "trained"))]
+    expected: dict[str, Any] = {"digests": in_child_well(lambda say: state_of(place.folder / "built")[2])}
     for verb in ("predict", "evaluate", "log export", "receipt export", "audit"):
 
         def result(_say: Any, verb: str = verb) -> Any:
@@ -467,14 +517,21 @@ def prepare(place: Place) -> tuple[dict[str, Any], list[bytes]]:
         in_child_well(lambda say: place.destroy("once"))
     expected["state"] = in_child_well(lambda say: state_of(place.folder / "built"))
     in_child_well(lambda say: _make_old(place))
-    if not (place.database or place.storage):
-        in_child_well(lambda say: place.lose("lost"))
+    in_child_well(lambda say: place.lose())
+    if place.storage:
+        for stage in {stage for stage, _ in VERBS.values()} - {"nothing"}:
+            in_child_well(lambda say, stage=stage: len(place.objects(stage)))
     return expected, keys
 
 
-def _handles(folder: Path) -> list[str]:
+def _keys_of_the_erased(folder: Path) -> list[str]:
+    """Return the keys that will be destroyed with their owners, read past our own code."""
     with Store.open(folder) as store:
-        return [handle.hex() for handle in store.keys.handles(ERASED)]
+        handles, url = store.keys.handles(ERASED), store.ledger.url
+    server = url.startswith("postgresql")
+    sql = "SELECT key FROM unlearnd.users WHERE handle = %s" if server else "SELECT key FROM users WHERE handle = ?"
+    with closing(connect(url) if server else sqlite3.connect(folder / "ledger.sqlite")) as ledger:
+        return [bytes(ledger.execute(sql, (handle,)).fetchone()[0]).hex() for handle in handles]
 
 
 def _make_old(place: Place) -> None:
@@ -510,6 +567,14 @@ def count_calls(place: Place, verb: str) -> list[str]:
     return calls
 
 
+def turn(faults: list[Fault], seed: int) -> list[Fault]:
+    """Return every call once; the way it breaks is the next one with every call and every seed."""
+    ways: dict[tuple[str, int], list[Fault]] = {}
+    for fault in faults:
+        ways.setdefault((fault.verb, fault.at), []).append(fault)
+    return [several[(at + seed) % len(several)] for (_, at), several in ways.items()]
+
+
 def draw(faults: list[Fault], count: int, seed: int) -> list[Fault]:
     """Return `count` of the faults: in turn of each verb, and of a verb in turn of each way each door breaks."""
     generator = random.Random(seed)
@@ -543,12 +608,8 @@ def try_fault(place: Place, fault: Fault, number: int, expected: dict[str, Any],
 
     def break_it(say: Callable[[str], None]) -> Any:
         folder = place.begin(fault.verb, name)
-        doors = Doors(fault.at, fault.how, hanging=lambda: say("hanging"))
-        doors.wrap()
-        try:
-            return run_verb(place, fault.verb, folder)
-        finally:
-            say(f"broke {doors.broke}")
+        Doors(fault.at, fault.how, breaking=lambda door, how: say(f"broke {door} {how}")).wrap()
+        return run_verb(place, fault.verb, folder)
 
     def start_again(_say: Any) -> list[str]:
         folder = place.folder / name
@@ -573,10 +634,10 @@ def try_fault(place: Place, fault: Fault, number: int, expected: dict[str, Any],
     if "bug" in told:
         wrong.append(f"it raised something that is not for people: {told['bug']}")
     # An audit may say that something is wrong: it was.
-    believed = fault.verb in expected and (fault.verb, fault.how) != ("audit", "half")
+    met = [line.removeprefix("broke ") for line in said if line.startswith("broke ")]
+    believed = fault.verb in expected and not (fault.verb == "audit" and met == ["read half"])
     if believed and "result" in told and told["result"] != expected[fault.verb]:
         wrong.append(f"{fault.verb} went on with what it got, and gave something else")
-    broke = ended == -signal.SIGKILL or "broke True" in said
     _, said = in_child(start_again)
     told_again = json.loads(said[-1]) if said else {"bug": "it said nothing"}
     wrong += told_again.get("result") or [
@@ -585,7 +646,7 @@ def try_fault(place: Place, fault: Fault, number: int, expected: dict[str, Any],
     with suppress(RuntimeError):
         in_child_well(lambda say: place.destroy(name))
     outcome = "killed" if ended == -signal.SIGKILL else "told" if "error" in told else "went on"
-    return {**asdict(fault), "broke": broke, "outcome": outcome, "said": told.get("error"), "wrong": wrong}
+    return {**asdict(fault), "met": met, "outcome": outcome, "said": told.get("error"), "wrong": wrong}
 
 
 def warm_up(place: Place) -> None:
@@ -596,34 +657,100 @@ def warm_up(place: Place) -> None:
     for name in [*heavy, *(["s3fs"] if place.storage else []), *(["psycopg"] if place.database else [])]:
         importlib.import_module(name)
     load_plugins()
+    if place.storage:
+        _share_models()
 
 
-def sweep(place: Place, count: int, seed: int, only: list[str], seconds: float) -> dict[str, Any]:
+def _share_models() -> None:
+    """Have every process find what botocore knows about S3, which are megabytes of JSON, read already."""
+    import botocore.session
+
+    loader = botocore.session.Session().get_component("data_loader")
+    botocore.session.create_loader = lambda *_: loader
+    botocore.session.Session().create_client("s3", "us-east-1", aws_access_key_id="-", aws_secret_access_key="-")
+
+
+class Kept:
+    """What was counted and tried so far, in files that parts of a sweep share; in memory where there are none."""
+
+    def __init__(self, begin: str) -> None:
+        self._counted, self._tried = (Path(f"{begin}.{end}") if begin else None for end in ("calls", "tried"))
+
+    def calls(self, count: Callable[[], dict[str, list[str]]]) -> dict[str, list[str]]:
+        """Return the doors that verbs pass, counted once: threads take turns as they like, and all parts must agree."""
+        if self._counted is None:
+            return count()
+        if not self._counted.exists():
+            self._counted.parent.mkdir(parents=True, exist_ok=True)
+            mine = self._counted.with_name(f"{self._counted.name}.{os.getpid()}")
+            mine.write_text(json.dumps(count()))
+            with suppress(FileExistsError):
+                os.link(mine, self._counted)
+            mine.unlink()
+        counted: dict[str, list[str]] = json.loads(self._counted.read_text())
+        return counted
+
+    def tried(self) -> list[dict[str, Any]]:
+        if self._tried is None or not self._tried.exists():
+            return []
+        # One that was killed over its last line tries that one again.
+        return [json.loads(line) for line in self._tried.read_text().splitlines() if line.endswith("}")]
+
+    def add(self, one: dict[str, Any]) -> None:
+        if self._tried is not None:
+            with open(self._tried, "ab", buffering=0) as file:
+                file.write(json.dumps(one).encode() + b"\n")
+
+
+def sweep(
+    place: Place,
+    mode: str,
+    count: int,
+    seed: int,
+    only: list[str],
+    seconds: float,
+    part: tuple[int, int],
+    begin: str,
+) -> dict[str, Any]:
     began = time.monotonic()
     warm_up(place)
     expected, keys = prepare(place)
-    calls = {verb: count_calls(place, verb) for verb in VERBS if not only or verb in only}
+    kept = Kept(begin)
+    calls = kept.calls(lambda: {verb: count_calls(place, verb) for verb in VERBS if not only or verb in only})
     faults = [
         Fault(verb, at, door, how)
         for verb, doors in calls.items()
         for at, door in enumerate(doors)
         for how in HOWS[door]
     ]
-    chosen = draw(faults, count or len(faults), seed)
-    tried = []
-    for number, fault in enumerate(chosen):
+    chosen = turn(faults, seed) if mode == "every" else draw(faults, len(faults) if mode == "all" else count, seed)
+    done = {named(one) for one in kept.tried()}
+    tried: list[dict[str, Any]] = []
+    for number, fault in enumerate(
+        fault for fault in chosen[part[0] - 1 :: part[1]] if named(asdict(fault)) not in done
+    ):
         if time.monotonic() - began > seconds:
             break
         tried.append(try_fault(place, fault, number, expected, keys))
+        kept.add(tried[-1])
         if tried[-1]["wrong"]:
             print(json.dumps(tried[-1]), file=sys.stderr, flush=True)
+    so_far = kept.tried() or tried
+    done = {named(one) for one in so_far}
     return {
         "calls": {verb: len(doors) for verb, doors in calls.items()},
         "possible": len(faults),
+        "left": sum(named(asdict(fault)) not in done for fault in chosen),
         "seed": seed,
         "seconds": round(time.monotonic() - began, 1),
         "tried": tried,
+        "so far": so_far,
     }
+
+
+def named(fault: dict[str, Any]) -> tuple[str, int, str]:
+    """Return what a fault is known by."""
+    return fault["verb"], fault["at"], fault["how"]
 
 
 if __name__ == "__main__":
@@ -635,5 +762,14 @@ if __name__ == "__main__":
         database=given.get("database", ""),
         prefix=given.get("prefix", ""),
     )
-    found = sweep(where, given["count"], given["seed"], given.get("only", []), given.get("seconds", 1e9))
+    found = sweep(
+        where,
+        given["mode"],
+        given.get("count", 0),
+        given["seed"],
+        given.get("only", []),
+        given.get("seconds", 1e9),
+        given.get("part", (1, 1)),
+        given.get("kept", ""),
+    )
     print(json.dumps(found))
