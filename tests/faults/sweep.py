@@ -653,8 +653,11 @@ def warm_up(place: Place) -> None:
     """Import what verbs import when they need it: here, once, and not in every process anew."""
     heavy = ["pyarrow.compute", "cryptography.hazmat.primitives.serialization", "unlearnd.default_plugins.linear"]
     heavy += ["cryptography.hazmat.primitives.asymmetric.ed25519", "cryptography.hazmat.primitives.ciphers.aead"]
-    heavy += ["unlearnd.executors", "unlearnd.aggregation", "_strptime"]
-    for name in [*heavy, *(["s3fs"] if place.storage else []), *(["psycopg"] if place.database else [])]:
+    heavy += ["unlearnd.executors", "unlearnd.aggregation", "_strptime", "encodings.utf_16_be", "numpy.ma"]
+    heavy += ["unlearnd.ledger.tables", "alembic.command", "alembic.config", "sqlalchemy.dialects.sqlite.pysqlite"]
+    heavy += ["s3fs", "aiobotocore.session"] if place.storage else []
+    heavy += ["psycopg", "sqlalchemy.dialects.postgresql.psycopg"] if place.database else []
+    for name in heavy:
         importlib.import_module(name)
     load_plugins()
     if place.storage:
