@@ -568,11 +568,13 @@ def count_calls(place: Place, verb: str) -> list[str]:
 
 
 def turn(faults: list[Fault], seed: int) -> list[Fault]:
-    """Return every call once; the way it breaks is the next one with every call and every seed."""
+    """Return every call once, shuffled so that a part is a sample; the way goes on with every call and every seed."""
     ways: dict[tuple[str, int], list[Fault]] = {}
     for fault in faults:
         ways.setdefault((fault.verb, fault.at), []).append(fault)
-    return [several[(at + seed) % len(several)] for (_, at), several in ways.items()]
+    chosen = [several[(at + seed) % len(several)] for (_, at), several in ways.items()]
+    random.Random(seed).shuffle(chosen)
+    return chosen
 
 
 def draw(faults: list[Fault], count: int, seed: int) -> list[Fault]:
