@@ -172,19 +172,20 @@ def load_row(layout: Layout, optimiser: Optimiser, row: int, state: State) -> No
     """Copy a constituent's parameters and optimiser state into its row."""
     optimiser.steps[row] = int(state["optimizer.step"][0])
     for suffix, flat in _buffers_of(optimiser):
-        # Put together by numpy and copied once: a view for each parameter would cost more than the copy.
-        whole = np.zeros(layout.width, np.float32)
-        for name, part in layout.parts(whole).items():
+        there = flat[row]
+        # On the CPU it is the row itself, and nothing is left to copy; elsewhere it is put together here and sent.
+        here = there.cpu()
+        for name, part in layout.parts(here.numpy()).items():
             part[...] = state[_key(name, suffix)]
-        flat[row].copy_(torch.from_numpy(whole))
+        there.copy_(here)
 
 
 def dump_row(layout: Layout, optimiser: Optimiser, row: int) -> dict[str, NDArray[Any]]:
-    """Return a constituent's parameters and optimiser state as arrays of their own."""
+    """Return a constituent's parameters and optimiser state; on the CPU they are the row, which must not train on."""
     state: dict[str, NDArray[Any]] = {"optimizer.step": np.array([optimiser.steps[row]], dtype=np.int64)}
     for suffix, flat in _buffers_of(optimiser):
         for name, part in layout.parts(flat[row].cpu().numpy()).items():
-            state[_key(name, suffix)] = part.copy()
+            state[_key(name, suffix)] = part
     return state
 
 

@@ -133,7 +133,9 @@ def _stack_size(settings: MlpSettings, widths: tuple[int, ...], jobs: int, devic
     """Return how many constituents to train at once: bits do not depend on it, speed does."""
     floats = sum(a * b + b for a, b in pairwise(widths))
     buffers = 2 if settings.optimizer == "sgd" else 4
-    size = min(jobs, max(1, stack_bytes(device) // (4 * buffers * floats)))
+    most = max(1, stack_bytes(device) // (4 * buffers * floats))
+    # As many stacks as that takes, all of a size: a stack of the few that were left costs a step like any other.
+    size = -(-jobs // -(-jobs // most))
     probes = {min(size, 2), min(size, 3), min(size, 8)} - {1}
     fits = all(stacking_keeps_bits(settings, widths, probe, str(device)) for probe in sorted(probes))
     return size if fits else 1

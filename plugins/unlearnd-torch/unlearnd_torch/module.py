@@ -160,7 +160,9 @@ class _Constituent:
     def as_state(self) -> dict[str, NDArray[Any]]:
         tensors = self.module.state_dict()
         others = {f"module.{name}": np.array(tensors[name].cpu().numpy(), order="C") for name in self._others}
-        return dump_row(self._layout, self._optimiser, 0) | others
+        # Copied: whoever wrote the module may hold on to it, and its parameters lie in the row.
+        own = {name: value.copy() for name, value in dump_row(self._layout, self._optimiser, 0).items()}
+        return own | others
 
     def step(self, inputs: Tensor, labels: Tensor) -> None:
         resting = [layer for layer in self._batch_norms if layer.training] if len(inputs) == 1 else []

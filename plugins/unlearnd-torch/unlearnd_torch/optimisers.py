@@ -47,8 +47,8 @@ class Optimiser:
 
     def __init__(self, settings: TrainingSettings, weights: Tensor) -> None:
         self.weights = weights
-        self.gradient = torch.zeros_like(weights)
         self.buffers = {name: torch.zeros_like(weights) for name in self.kept}
+        self.gradient = self.buffers["momentum"] if self.carry else torch.zeros_like(weights)
         self.steps = [0] * len(weights)
         self._settings = settings
         self._same_rate = settings.schedule == "constant" and settings.warmup_steps == 0
@@ -89,12 +89,10 @@ class Sgd(Optimiser):
 
     def __init__(self, settings: TrainingSettings, weights: Tensor) -> None:
         self.kept = ("momentum",) if settings.momentum else ()
-        super().__init__(settings, weights)
         # Nesterov and clipping need the gradient by itself.
         self._apart = bool(settings.momentum) and (settings.nesterov or settings.clip_norm > 0)
-        if settings.momentum and not self._apart:
-            self.carry = settings.momentum
-            self.gradient = self.buffers["momentum"]
+        self.carry = 0.0 if self._apart else settings.momentum
+        super().__init__(settings, weights)
 
     def advance(self, active: int) -> None:
         settings = self._settings
