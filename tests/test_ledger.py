@@ -378,9 +378,11 @@ def test_a_lease_can_be_had_when_it_ran_out_or_its_holder_is_dead(ledger: Ledger
 def test_renewing_extends_all_leases_and_tells_whether_somebody_wants_one(ledger: Ledger) -> None:
     leases.take(ledger, ["a", "b"], "me", 100, 10, [])
     assert leases.renew(ledger, "me", 500) == ({"a", "b"}, False)
+    assert leases.left_alone(ledger, "me") == 2
     assert leases.take(ledger, ["a"], "you", 600, 499, []) != []
     leases.want(ledger, ["b"])
     assert leases.renew(ledger, "me", 600) == ({"a", "b"}, True)
+    assert leases.left_alone(ledger, "me") == 1
     # Taken over, it is nobody's wish any more.
     assert leases.take(ledger, ["b"], "you", 700, 600, []) == []
     assert leases.look(ledger, "you") == ({"b"}, False)

@@ -58,7 +58,7 @@ class Hold:
     """Leases that are being held."""
 
     def __init__(self, names: Sequence[str], holder: str) -> None:
-        self.names = tuple(names)
+        self.names = tuple(sorted(set(names)))
         self.holder = holder
         self._stop = threading.Event()
         self._lost = threading.Event()
@@ -71,19 +71,17 @@ class Hold:
     def _keep(self, ledger: Ledger, clock: Clock) -> None:
         renewed = time.monotonic()
         while not self._stop.wait(_LOOK_EVERY):
-            due = time.monotonic() - renewed > _RENEW_EVERY
             try:
-                if due:
-                    mine, wanted = leases.renew(ledger, self.holder, _now(ledger, clock) + _SECONDS)
+                if time.monotonic() - renewed > _RENEW_EVERY:
+                    leases.renew(ledger, self.holder, _now(ledger, clock) + _SECONDS)
                     renewed = time.monotonic()
-                else:
-                    mine, wanted = leases.look(ledger, self.holder)
+                left_alone = leases.left_alone(ledger, self.holder)
             except UnlearndError:
                 # The ledger is busy or away. The lease lives on for a while; past that it may be another's.
                 if time.monotonic() - renewed > _SECONDS:
                     self._lost.set()
                 continue
-            if wanted or not mine.issuperset(self.names):
+            if left_alone < len(self.names):
                 self._lost.set()
 
 
@@ -96,7 +94,7 @@ def hold(
     All are taken together or none, so two holders never wait for each other. With `preempt`, whoever holds
     one is asked to let go. Raise `BusyError` when they cannot be had within `patience` seconds.
     """
-    held = Hold(sorted(names), f"{_this_process()}/{secrets.token_hex(4)}")
+    held = Hold(names, f"{_this_process()}/{secrets.token_hex(4)}")
     _take(ledger, held, clock, preempt, patience)
     keeper = threading.Thread(target=held._keep, args=(ledger, clock), name="lease keeper", daemon=True)
     keeper.start()

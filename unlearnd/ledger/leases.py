@@ -100,6 +100,11 @@ def look(ledger: Ledger, holder: str) -> tuple[set[str], bool]:
     return {row[0] for row in rows}, any(row[1] for row in rows)
 
 
+def left_alone(ledger: Ledger, holder: str) -> int:
+    """Return how many leases `holder` has that nobody wants: what is asked all the time while work goes on."""
+    return int(ledger.peek("SELECT COUNT(*) FROM lease WHERE holder = ? AND NOT wanted", holder))
+
+
 def all_leases(ledger: Ledger) -> list[Lease]:
     """Return every lease that was taken and not given back."""
     with ledger.read() as connection:
