@@ -263,6 +263,7 @@ class _Block:
         self._columns = torch.arange(batch)
         # What a step reads, cut out once: a view costs as much as a small kernel.
         self._size = size
+        self._each_x = self._x.unbind()
         self._per_step: list[_Read] = list(
             zip(
                 self._x.unbind(1),
@@ -286,14 +287,12 @@ class _Block:
         longest = left[0]
         # Where a constituent has fewer steps left than the first, nobody reads what stands here.
         labels = np.zeros((len(left), longest, self._batch), np.int64)
-        real = np.ones((len(left), longest), np.int64)
-        samples = 0
+        real = np.zeros((len(left), longest), np.int64)
         for row, (steps, source) in enumerate(zip(left, sources, strict=False)):
             rows, counts, draws = source.stream.take(steps)
             self._gather(row, rows, source)
-            labels[row, :steps] = source.y[rows]
+            labels[row, :steps] = source.y.take(rows)
             real[row, :steps] = counts
-            samples += int(counts.sum())
             if draws is not None:
                 self._mask(row, steps, draws)
         # One operation for all constituents: for each of them it would cost as much.
@@ -304,14 +303,14 @@ class _Block:
         points = torch.from_numpy(real).unsqueeze(2)
         weight = (self._columns < points).float().div_(points)
         self._weight[: len(left), :longest, :, 0] = weight.to(self._device)
-        return samples
+        return int(real.sum())
 
     def _gather(self, row: int, rows: NDArray[np.int64], source: _Source) -> None:
         at_once = max(1, _GATHER_BYTES // (self._batch * source.width))
         for start in range(0, len(rows), at_once):
             some = rows[start : start + at_once]
             gathered = source.feed.points(some)
-            target = self._x[row, start : start + len(some)]
+            target = self._each_x[row][start : start + len(some)]
             if source.mean is None or source.factor is None:
                 target.copy_(gathered)
             else:
