@@ -28,6 +28,10 @@ PUBLISHED = {
     "train-labels-idx1-ubyte.gz": "md5:d53e105ee54ea40749a09fcbcd1e9432",
     "t10k-images-idx3-ubyte.gz": "md5:9fb629c4189551a2d022fa330f9573f3",
     "t10k-labels-idx1-ubyte.gz": "md5:ec29112dd5afa0611ce80d1b7f02629c",
+    "train-images-idx3-ubyte": "md5:6bbc9ace898e44ae57da46a324031adb",
+    "train-labels-idx1-ubyte": "md5:a25bea736e30d166cdddb491f175f624",
+    "t10k-images-idx3-ubyte": "md5:2646ac647ad5339dbf082846283269ea",
+    "t10k-labels-idx1-ubyte": "md5:27ae3e4e09519cfbb04c329615203637",
     # SVHN, the same.
     "train_32x32.mat": "md5:e26dedcc434d2e4c54c9b2d4a06d8373",
     "test_32x32.mat": "md5:eb5a983be6a315427106f1b164d9cef3",
@@ -236,22 +240,30 @@ def _two_clusters(x: Array) -> Array:
 def read_images(folder: Path, *, size: int = 224, most: int | None = None) -> Split:
     """Read ImageNet or mini-ImageNet from folders: `train/CLASS/…` and `val/CLASS/…`, images (n, size, size, 3).
 
-    Without `val`, every fifth image of a class is held out, which is how mini-ImageNet is made a task of supervised
-    classification. Images are scaled to 8/7 of the size at their shorter side and cropped in the middle. `most` takes
-    only that many images of each class. Needs Pillow (the extra `paper`).
+    Without `val`, every fifth image of a class is held out. So it is where `train`, `val` and `test` have no class in
+    common, as mini-ImageNet is handed on for few-shot learning: all its classes make one task of supervised
+    classification, as in the paper. Images are scaled to 8/7 of the size at their shorter side and cropped in the
+    middle. `most` takes only that many images of each class. Needs Pillow (the extra `paper`).
     """
     train = folder / "train" if (folder / "train").is_dir() else folder
-    classes = sorted(path.name for path in train.iterdir() if path.is_dir()) if train.is_dir() else []
+    classes, held = _classes_in(train), None
     if not classes:
         raise DataError(f"{folder}: there is no folder per class in it")
-    held = folder / "val"
+    if train != folder and (folder / "val").is_dir():
+        held = _classes_in(folder / "val")
+        if not held:
+            raise DataError(f"{folder / 'val'}: there is no folder per class in it")
+        if not held.keys() & classes.keys():
+            classes, held = {**classes, **held, **_classes_in(folder / "test")}, None
     sides: tuple[list[Path], list[Path]] = ([], [])
     labels: tuple[list[int], list[int]] = ([], [])
-    for label, name in enumerate(classes):
-        files = _images_in(train / name)[:most]
-        apart = [number % 5 == 4 and not held.is_dir() for number in range(len(files))]
-        chosen = [(file, int(out)) for file, out in zip(files, apart, strict=True)]
-        chosen += [(file, 1) for file in _images_in(held / name)[:most]] if held.is_dir() else []
+    for label, name in enumerate(sorted(classes)):
+        files = _images_in(classes[name])[:most]
+        chosen = [(file, int(held is None and number % 5 == 4)) for number, file in enumerate(files)]
+        if held is not None:
+            if name not in held:
+                raise DataError(f"{folder}: there is a folder for {name} in train, and none in val")
+            chosen += [(file, 1) for file in _images_in(held[name])[:most]]
         for file, side in chosen:
             sides[side].append(file)
             labels[side].append(label)
@@ -279,6 +291,10 @@ def read_image(path: Path, size: int) -> Array:
             return np.asarray(resized.crop((left, top, left + size, top + size)), np.uint8)
     except (UnidentifiedImageError, OSError, SyntaxError) as error:
         raise DataError(f"{path}: it is no whole image: {error}") from None
+
+
+def _classes_in(folder: Path) -> dict[str, Path]:
+    return {path.name: path for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else {}
 
 
 def _images_in(folder: Path) -> list[Path]:
