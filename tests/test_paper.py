@@ -211,10 +211,34 @@ def test_images_are_read_from_folders_by_class(tmp_path):
     x, _, x_test, y_test = formats.read_images(tmp_path, size=8, most=2)
     assert (len(x), y_test.tolist()) == (4, [1])
     assert (x_test == 200).all()
+    (tmp_path / "val" / "n01").rmdir()
+    with pytest.raises(DataError, match="a folder for n01 in train, and none in val"):
+        formats.read_images(tmp_path, size=8)
+    (tmp_path / "val" / "n02" / "grey.png").unlink()
+    (tmp_path / "val" / "n02").rmdir()
+    with pytest.raises(DataError, match="val: there is no folder per class in it"):
+        formats.read_images(tmp_path, size=8)
+    # As for few-shot learning: other classes in every part.
+    for part, name in (("val", "n03"), ("test", "n04")):
+        (tmp_path / part / name).mkdir(parents=True)
+        for number in range(5):
+            image.new("RGB", (9, 9), (0, 255, 0)).save(tmp_path / part / name / f"{number}.png")
+    _, y, _, y_test = formats.read_images(tmp_path, size=8)
+    assert (len(y), y_test.tolist()) == (16, [0, 1, 2, 3])
     whole = tmp_path / "train" / "n01" / "0.png"
     whole.write_bytes(whole.read_bytes()[:40])
     with pytest.raises(DataError, match="no whole image"):
         formats.read_images(tmp_path, size=8)
+
+
+def test_every_data_set_of_the_paper_takes_part_where_somebody_has_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNLEARND_PAPER_DATA", str(tmp_path))
+    names = ("mnist", "svhn", "cifar-10", "cifar-100", "purchase", "mini-imagenet", "imagenet")
+    for name in names:
+        (tmp_path / name).mkdir()
+    cells = [settings for name in EXPERIMENTS for settings in experiment(name).cells(quick=False)]
+    used = {settings.get(what) for settings in cells for what in ("data", "base")}
+    assert {name.replace("-", "_") for name in names} <= used
 
 
 def test_a_folder_without_classes_is_refused(tmp_path):

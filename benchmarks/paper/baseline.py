@@ -11,6 +11,7 @@ from benchmarks.baselines import sisa
 from benchmarks.bench_baseline import ERASED, Rows, compare
 from benchmarks.paper.data import load, purchase, title_of
 from benchmarks.paper.experiment import Cell, Claim, Findings, Table
+from benchmarks.paper.figures import short
 
 TITLE = "Against SISA as research code does it"
 FIGURES = ""
@@ -50,7 +51,7 @@ def measure(data: str, points: int, shards: int, slices: int, step_epochs: int) 
 def findings(cells: Sequence[Cell]) -> Findings:
     claims, rows = [], []
     for cell in cells:
-        what = f"{title_of(cell['data'])}, S = {cell['shards']}, R = {cell['slices']}"
+        what = f"{short(title_of(cell['data']))}, S = {cell['shards']}, R = {cell['slices']}"
         for place, (verb, did) in enumerate((("train", "Training"), ("unlearn", f"Unlearning K = {ERASED}"))):
             ours, theirs, loops = cell[verb], cell[f"their_{verb}"], cell[f"their_{verb}_loops"]
             right, other = cell["accuracy"][place], cell["their_accuracy"][place]

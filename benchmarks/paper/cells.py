@@ -26,7 +26,7 @@ def find_cell(folder: Path, experiment: str, settings: Settings) -> Cell | None:
     """Return what a cell found; None where it has not been measured, or its file is not whole."""
     try:
         saved = json.loads(_path(folder, experiment, settings).read_text())
-        return Cell(saved["settings"], saved["results"], saved["seconds"])
+        return _from_json(saved)
     except (FileNotFoundError, ValueError, KeyError):
         return None
 
@@ -50,8 +50,7 @@ def save_experiment(path: Path, experiment: str, about: Settings, cells: Sequenc
 def read_experiment(path: Path) -> tuple[dict[str, Any], list[Cell]]:
     """Return what `save_experiment` saved: what it is about, and its cells."""
     saved = json.loads(path.read_text())
-    cells = [Cell(one["settings"], one["results"], one["seconds"]) for one in saved.pop("cells")]
-    return saved, cells
+    return saved, [_from_json(one) for one in saved.pop("cells")]
 
 
 def write_json(path: Path, content: object) -> None:
@@ -72,7 +71,16 @@ def _path(folder: Path, experiment: str, settings: Settings) -> Path:
 
 
 def _as_json(cell: Cell) -> dict[str, Any]:
-    return {"settings": dict(cell.settings), "results": dict(cell.results), "seconds": cell.seconds}
+    return {
+        "settings": dict(cell.settings),
+        "results": dict(cell.results),
+        "seconds": cell.seconds,
+        "cpu": cell.cpu,
+    }
+
+
+def _from_json(saved: dict[str, Any]) -> Cell:
+    return Cell(saved["settings"], saved["results"], saved["seconds"], saved.get("cpu", 0.0))
 
 
 def _rounded(value: Any) -> Any:

@@ -96,7 +96,7 @@ def _own(name: str) -> Path | None:
     given = os.environ.get("UNLEARND_PAPER_DATA")
     if given is None or name not in _OWN:
         return None
-    folder = Path(given) / name.replace("_", "-")
+    folder = Path(given) / name.removesuffix("_32").replace("_", "-")
     return folder if folder.is_dir() else None
 
 
@@ -105,6 +105,13 @@ def _plain(name: str, x: Array, y: Array, x_test: Array, y_test: Array, user: Ar
     owner = np.arange(len(x)) if user is None else user
     y, y_test = y.astype(np.int64), y_test.astype(np.int64)
     return Data(name, _TITLES[name], x, y, x_test, y_test, int(max(y.max(), y_test.max())) + 1, owner)
+
+
+def _mixed(split: formats.Split) -> formats.Split:
+    """Return points to train on in a fixed random order: folders are read class by class, and often a few are taken."""
+    x, y, *test = split
+    order = np.random.Generator(np.random.PCG64(11)).permutation(len(x))
+    return x[order], y[order], *test
 
 
 def _images(name: str, held: Any) -> Data:
@@ -209,9 +216,11 @@ _OWN: dict[str, Callable[[Path], formats.Split]] = {
     "cifar_10": lambda folder: formats.read_cifar(folder, 10),
     "cifar_100": lambda folder: formats.read_cifar(folder, 100),
     "purchase": formats.read_purchase,
-    "mini_imagenet": lambda folder: formats.read_images(folder, size=84),
+    "mini_imagenet": lambda folder: _mixed(formats.read_images(folder, size=84)),
     # A size and a number that fit into the memory of a desk machine; `formats.read_images` takes others.
-    "imagenet": lambda folder: formats.read_images(folder, size=64, most=100),
+    "imagenet": lambda folder: _mixed(formats.read_images(folder, size=64, most=100)),
+    # As large as images of CIFAR, for a base that these can be put on.
+    "imagenet_32": lambda folder: _mixed(formats.read_images(folder, size=32, most=100)),
 }
 _SHARED: dict[str, Callable[[str, Any], Data]] = {
     "mnist": _images,
@@ -235,6 +244,7 @@ _TITLES = {
     "purchase": "Purchase",
     "mini_imagenet": "mini-ImageNet (84 × 84)",
     "imagenet": "ImageNet (100 per class, 64 × 64)",
+    "imagenet_32": "ImageNet (100 per class, 32 × 32)",
     "fashion_mnist": "Fashion-MNIST",
     "cifar10_20k": "CIFAR-10 (a third of it)",
     "baskets600": "baskets600 (shopping baskets × 600 products, Purchase-shaped)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,12 +32,14 @@ def measure(data: str, points: int, epochs: int, shards: int, slices: int, seed:
     held = load(data).flat().first(points)
     leaving = np.random.Generator(np.random.PCG64(seed)).permutation(len(held.x))[: REQUESTS[-1]].tolist()
     right: dict[str, list[float]] = {"vote": [], "mean": []}
-    abstaining, behind = [], []
+    abstaining, behind, receipts = [], [], []
     with store_with(held, shards, slices, seed) as store:
         store.train("m", dataset="d", backend="mlp", epochs=epochs, seed=seed, settings=MLP)
         for before, now in zip((0, *REQUESTS), REQUESTS, strict=False):
             if now > before:
+                begin = time.perf_counter()
                 store.erase(leaving[before:now], build=False)
+                receipts.append(time.perf_counter() - begin)
             for rule, found in right.items():
                 evaluation = store.evaluate("m", held.x_test, label=held.y_test, aggregate=rule)
                 found.append(100 * evaluation.top1)
@@ -44,7 +47,9 @@ def measure(data: str, points: int, epochs: int, shards: int, slices: int, seed:
             behind.append(store.status().models[0].degraded)
         store.build()
         rebuilt = 100 * store.evaluate("m", held.x_test, label=held.y_test, aggregate="mean").top1
-    return {"requests": list(REQUESTS), **right, "abstaining": abstaining, "degraded": behind, "rebuilt": rebuilt}
+        scratch = store.builds("m")[0].seconds
+    counts = {"requests": list(REQUESTS), "abstaining": abstaining, "degraded": behind}
+    return {**counts, **right, "rebuilt": rebuilt, "receipt_seconds": receipts, "scratch_seconds": scratch}
 
 
 def findings(cells: Sequence[Cell]) -> Findings:
@@ -74,20 +79,22 @@ def findings(cells: Sequence[Cell]) -> Findings:
                 worst >= 18,
             )
         )
+        timed = all("receipt_seconds" in cell.results for cell in group)
         rows = []
         for at, k in enumerate(group[0]["requests"]):
             columns = [[cell[name][at] for cell in group] for name in ("mean", "vote")]
             counts = [np.mean([cell[name][at] for cell in group]) for name in ("degraded", "abstaining")]
-            rows.append([k, *(plus_minus(column, 2) for column in columns), *(f"{count:.1f}" for count in counts)])
-        rows.append(["100, rebuilt", plus_minus([cell["rebuilt"] for cell in group], 2), "", "0", "0"])
-        tables.append(
-            Table(
-                f"{title_of(data)}: accuracy in percent",
-                ("erased", "mean", "vote", "constituents set back", "abstaining"),
-                rows,
-            )
-        )
+            took = plus_minus([cell["receipt_seconds"][at - 1] for cell in group], 2) if timed and k else "–"
+            words = (*(plus_minus(column, 2) for column in columns), *(f"{count:.1f}" for count in counts), took)
+            rows.append([k, *words])
+        rebuilt = plus_minus([cell["rebuilt"] for cell in group], 2)
+        rows.append([f"{REQUESTS[-1]}, rebuilt", rebuilt, "", "0", "0", ""])
+        columns = ("erased", "mean", "vote", "constituents set back", "abstaining", "receipt after, s")
+        tables.append(Table(f"{title_of(data)}: accuracy in percent", columns, rows))
         sizes.append(f"{setup_of(group)}.")
+        if timed:
+            scratch = plus_minus([cell["scratch_seconds"] for cell in group], 1)
+            sizes[-1] += f" Training all took {scratch} s; a receipt is for those erased since the row above."
     return Findings(claims, tables, sizes)
 
 

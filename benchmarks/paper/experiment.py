@@ -39,6 +39,8 @@ class Cell:
     settings: Settings
     results: Mapping[str, Any]
     seconds: float
+    cpu: float = 0.0
+    """CPU seconds of the worker and of what it started; 0 where that was not measured."""
 
     def __getitem__(self, name: str) -> Any:
         """Return a setting or, where there is none of that name, a result."""

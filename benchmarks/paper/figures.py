@@ -60,14 +60,25 @@ def values_of(cells: Sequence[Cell], *path: str) -> list[float]:
     return found
 
 
-def mean_of(cells: Sequence[Cell], *path: str) -> float:
-    """Return the mean of one figure over cells."""
-    return float(np.mean(values_of(cells, *path)))
+def apart(
+    cells: Sequence[Cell], this: tuple[str, ...], other: tuple[str, ...], others: Sequence[Cell] | None = None
+) -> list[float]:
+    """Return, seed by seed, one figure less another: of the same cell, or of the one among `others` with its seed."""
+    pairs = [(cell, cell) for cell in cells]
+    if others is not None:
+        pairs = [(cell, found[0]) for cell in cells if (found := where(others, seed=cell.settings["seed"]))]
+    return [values_of([a], *this)[0] - values_of([b], *other)[0] for a, b in pairs]
 
 
 def short(title: str) -> str:
     """Return a title without what stands in brackets; what is SYNTHETIC goes on saying so."""
     return title.split(" (")[0]
+
+
+def seeds_of(cells: Sequence[Cell]) -> str:
+    """Return with how many seeds cells were measured, and what a seed decides."""
+    seeds = len(distinct(cells, "seed"))
+    return f"{seeds} seeds (placement and weights)" if seeds > 1 else "one seed"
 
 
 def setup_of(cells: Sequence[Cell]) -> str:
@@ -77,6 +88,5 @@ def setup_of(cells: Sequence[Cell]) -> str:
     for name, sign in (("shards", "S"), ("slices", "R"), ("epochs", "e′")):
         if len({str(cell.settings.get(name)) for cell in cells}) == 1 and isinstance(given.get(name), int):
             words.append(f"{sign} = {given[name]}")
-    seeds = len(distinct(cells, "seed"))
-    words += [f"{seeds} seeds (placement and weights)"] if seeds > 1 else []
+    words += [seeds_of(cells)] if distinct(cells, "seed") else []
     return f"{title_of(given['data'])}: {', '.join(words)}"

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.paper.data import best, load, title_of
 from benchmarks.paper.experiment import Cell, Claim, Findings, Table
-from benchmarks.paper.trial import new_store
+from benchmarks.paper.trial import erase_and_build, new_store
 from unlearnd.shadows import FALSE_ALARM
 
 TITLE = "Does it forget? Membership inference on the erased"
@@ -43,7 +43,7 @@ def measure(data: str, shards: int, learned: int, erased: int, epochs: int, shad
             store.train("m", dataset="rows", backend="mlp", epochs=epochs, seed=1, settings=how)
             for moment in moments:
                 if moment == "after":
-                    store.erase(rows[gone].tolist(), build=True)
+                    found["erasures"] = [erase_and_build(store, rows[gone].tolist())]
                 report = store.attack_membership(
                     "m", erased=x[gone], held_out=x[never], label=(y[gone], y[never]), shadows=shadows
                 )

@@ -7,15 +7,13 @@ run one after the other. A cell that fails is told and left out; the others go o
 from __future__ import annotations
 
 import os
-import platform
+import resource
 import signal
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from importlib.metadata import version
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.paper.cells import find_cell, forget_cells, read_experiment, save_cell, save_experiment
 from benchmarks.paper.experiment import Cell, Settings, experiment
+from benchmarks.paper.machine import Watch, describe_machine
 
 _console = Console(stderr=True)
 
@@ -37,36 +36,43 @@ def run(names: Sequence[str], *, quick: bool, out: Path, work: Path, jobs: int, 
     if fresh:
         for name in names:
             forget_cells(work, name)
+            # Else, of an experiment that fails as a whole, the report would show what an earlier run found.
+            for path in (out / "data" / f"{name}.json", out / f"{name}.svg"):
+                path.unlink(missing_ok=True)
     failed = 0
     if jobs:
         # Workers inherit this: numeric libraries read it when they are loaded.
         os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with ProcessPoolExecutor(max(1, jobs), get_context("spawn"), _begin_worker) as pool:
-        for name in names:
-            failed += _run_one(pool, name, quick, out, work, jobs, command)
+        for at, name in enumerate(names, 1):
+            what = f"{at}/{len(names)} {name}"
+            failed += _run_one(pool, name, what, quick, out, work, jobs, command)
     return failed
 
 
-def _run_one(pool: ProcessPoolExecutor, name: str, quick: bool, out: Path, work: Path, jobs: int, command: str) -> int:
+def _run_one(
+    pool: ProcessPoolExecutor, name: str, told: str, quick: bool, out: Path, work: Path, jobs: int, command: str
+) -> int:
     what = experiment(name)
     wanted = what.cells(quick)
     missing = [settings for settings in wanted if find_cell(work, name, settings) is None]
-    about = {"title": what.TITLE, "quick": quick, "command": f"{command} --only {name}", "machine": _machine()}
+    about = {"title": what.TITLE, "quick": quick, "command": f"{command} --only {name}", "machine": describe_machine()}
     document = out / "data" / f"{name}.json"
-    # Of a run that goes on, also the load of its earlier parts.
-    loads = [read_experiment(document)[0].get("load")] if document.exists() and len(missing) < len(wanted) else []
-    loads = [load for load in loads if load is not None]
+    # Of a run that goes on, also how its earlier parts went.
+    earlier = read_experiment(document)[0] if document.exists() and len(missing) < len(wanted) else {}
+    unknown = {"seconds": 0.0, "others": None} if len(missing) < len(wanted) else None
+    watch = Watch(earlier.get("watch") or unknown)
 
     def save() -> None:
         found = [cell for settings in wanted if (cell := find_cell(work, name, settings)) is not None]
         if found:
-            now = [os.getloadavg()[1]] if missing or not loads else []
-            save_experiment(document, name, {**about, "load": max(loads + now)}, found)
+            went = watch.so_far() if missing else earlier.get("watch")
+            save_experiment(document, name, {**about, "watch": went}, found)
 
     failed = 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=_console, disable=not _console.is_terminal) as progress:
-        task = progress.add_task(name, total=len(wanted), completed=len(wanted) - len(missing))
+        task = progress.add_task(told, total=len(wanted), completed=len(wanted) - len(missing))
         for settings, outcome in _measured(pool, name, missing, min(1, jobs) if what.ALONE else jobs):
             progress.advance(task)
             if isinstance(outcome, BaseException):
@@ -75,7 +81,7 @@ def _run_one(pool: ProcessPoolExecutor, name: str, quick: bool, out: Path, work:
                 continue
             save_cell(work, name, outcome)
             if not _console.is_terminal:
-                _console.print(f"{name} {_brief(settings)}: {outcome.seconds:.1f} s", highlight=False, soft_wrap=True)
+                _console.print(f"{told} {_brief(settings)}: {outcome.seconds:.1f} s", highlight=False, soft_wrap=True)
             save()
     save()
     return failed
@@ -120,16 +126,16 @@ def _end_with_parent() -> None:
 
 def measure(name: str, settings: Settings) -> Cell:
     """Measure one cell, in this process."""
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), _cpu()
     results = experiment(name).measure(**settings)
-    return Cell(settings, results, time.perf_counter() - begin)
+    return Cell(settings, results, time.perf_counter() - begin, _cpu() - cpu)
+
+
+def _cpu() -> float:
+    """Return CPU seconds of this process and of what it started and waited for."""
+    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in spent)
 
 
 def _brief(settings: Settings) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items())
-
-
-def _machine() -> dict[str, Any]:
-    names = ("unlearnd", "unlearnd-torch", "torch", "numpy")
-    versions = {name: version(name) for name in names}
-    return {"cores": os.cpu_count(), "machine": platform.machine(), "python": sys.version.split()[0], **versions}

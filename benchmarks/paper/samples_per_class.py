@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.paper.data import digits, is_here, load, title_of
 from benchmarks.paper.experiment import Cell, Claim, Findings, Table
 from benchmarks.paper.figures import COLOURS, distinct, mean_interval, plus_minus, short, values_of, where
-from benchmarks.paper.trial import accuracy, store_with
+from benchmarks.paper.trial import accuracy, erase_and_build, store_with
 
 TITLE = "Points per class"
 FIGURES = "figure 15"
@@ -45,7 +45,8 @@ def measure(data: str, per_class: int, steps: int, seed: int) -> dict[str, Any]:
         built = store.train(
             "m", dataset="d", backend="mlp", epochs=epochs, seed=seed, settings={"batch_size": 16, "lr": 0.01}
         )
-        return {"points": len(part.x), "samples": built.samples, "sisa": accuracy(store, "m", part)}
+        found = {"points": len(part.x), "samples": built.samples, "sisa": accuracy(store, "m", part)}
+        return {**found, "erasures": [erase_and_build(store, [0])]}
 
 
 def findings(cells: Sequence[Cell]) -> Findings:

@@ -76,11 +76,12 @@ def findings(cells: Sequence[Cell]) -> Findings:
         held = f"all {whole['checkpoints']:,} checkpoints: {whole['bytes'] / 1e6:.0f} MB, ${rent:.4f} a month"
         ours = f"{held}; one request saves ${saved:.6f} of training"
         often = rent / saved if saved > 0 else float("inf")
+        from_then = f"worth it from {often:.0f} requests a month on" if saved > 0 else "never worth it"
         claims.append(
             Claim(
                 "Storage costs less than the training it saves (at one request a day)",
                 "“will not be a drawback” (appendix C)",
-                f"{ours}: worth it from {often:.0f} requests a month on",
+                f"{ours}: {from_then}",
                 often <= 30,
                 ""
                 if often <= 30
