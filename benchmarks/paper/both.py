@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.paper.data import best, digits, load, purchase, title_of
 from benchmarks.paper.experiment import Cell, Claim, Findings, Table
-from benchmarks.paper.figures import COLOURS, distinct, mean_interval, setup_of, short, where
+from benchmarks.paper.figures import COLOURS, distinct, mean_interval, plain_ticks, setup_of, short, where
 from benchmarks.paper.trial import MLP, accuracy, draws_of, erase_and_build, planned, store_with
 from unlearnd.costs import at_once, even_scheme, exact_speedup, formula_speedup, simulate
 
@@ -306,6 +306,7 @@ def draw(cells: Sequence[Cell], figure: Any) -> None:
             panel.plot(x, [_speedups(cell)[index] for cell in row], "o-", ms=3, color=COLOURS[colour], label=f"S = {s}")
             if index == 0:
                 panel.plot(x, [cell["exact"] for cell in row], "--", lw=1, color=COLOURS[colour])
-        panel.set(xscale="log", xlabel="slices", ylabel=f"speed-up over batch K, K = {grid[0]['requests']}")
+        panel.set(xlabel="slices, R", ylabel=f"speed-up over batch K, × (K = {grid[0]['requests']})")
+        plain_ticks(panel, distinct(grid, "slices"))
         panel.set_title(f"{short(title_of(grid[0]['data']))}, {title}", fontsize=9)
         panel.legend(fontsize=7)

@@ -118,6 +118,6 @@ def draw(cells: Sequence[Cell], figure: Any) -> None:
         panel.axhline(
             np.mean([cell["rebuilt"] for cell in group]), color=COLOURS[2], lw=1, ls="--", label="rebuilt (mean)"
         )
-        panel.set(xlabel="erased, nothing rebuilt", ylabel="accuracy, %")
+        panel.set(xlabel="erased, nothing rebuilt, K", ylabel="accuracy, % (95 % intervals)")
         panel.set_title(short(title_of(data)), fontsize=9)
     panels[0].legend(fontsize=7)

@@ -70,6 +70,14 @@ def apart(
     return [values_of([a], *this)[0] - values_of([b], *other)[0] for a, b in pairs]
 
 
+def plain_ticks(panel: Any, values: Iterable[float]) -> None:
+    """Mark these values on a logarithmic axis, as the numbers that they are and no others."""
+    marked = sorted(set(values))
+    panel.set_xscale("log")
+    panel.set_xticks(marked, [f"{value:,.0f}" for value in marked])
+    panel.minorticks_off()
+
+
 def short(title: str) -> str:
     """Return a title without what stands in brackets; what is SYNTHETIC goes on saying so."""
     return title.split(" (")[0]

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.paper.data import best, load, title_of
 from benchmarks.paper.experiment import Cell, Claim, Findings, Table
-from benchmarks.paper.figures import COLOURS, mean_interval, plus_minus, setup_of, short, values_of, where
+from benchmarks.paper.figures import COLOURS, mean_interval, plain_ticks, plus_minus, setup_of, short, values_of, where
 from benchmarks.paper.trial import MLP, accuracy, erase_and_build, planned, store_with
 
 TITLE = "Beyond the paper: users with many points"
@@ -115,5 +115,7 @@ def draw(cells: Sequence[Cell], figure: Any) -> None:
             color=COLOURS[colour],
             label=label,
         )
-    panel.set(xscale="log", xlabel="points of the user", ylabel="share of all samples retrained, %", ylim=(0, None))
+    panel.set(xlabel="points of the user", ylabel="share of all samples retrained, %", ylim=(0, None))
+    most = max(n for cell in cells for n in cell["owned"])
+    plain_ticks(panel, [n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500) if n <= most])
     panel.legend(fontsize=7)

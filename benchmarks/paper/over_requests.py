@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.paper.experiment import Cell, Claim, Findings, Table
-from benchmarks.paper.figures import COLOURS, distinct, where
+from benchmarks.paper.figures import COLOURS, distinct, plain_ticks, where
 from unlearnd.costs import at_once, even_scheme, expected_batch, simulate
 
 TITLE = "What a batch costs, by the number of requests"
@@ -96,7 +96,7 @@ def _table(name: str, cells: Sequence[Cell]) -> Table:
 
 
 def draw(cells: Sequence[Cell], figure: Any) -> None:
-    panels = figure.subplots(1, 4, sharey=True)
+    panels = figure.subplots(1, 4)
     kinds = (
         ("SVHN", f"figure 11, SVHN, R = {BOTH}", "S", lambda cell: cell["slices"] == BOTH),
         ("Purchase", f"figure 11, Purchase, R = {BOTH}", "S", lambda cell: cell["slices"] == BOTH),
@@ -110,7 +110,9 @@ def draw(cells: Sequence[Cell], figure: Any) -> None:
             means, errors = ([100 * value for value in cell[what]] for what in ("mean", "error"))
             panel.errorbar(cell["requests"], means, [2 * e for e in errors], fmt="o-", ms=2, lw=1, capsize=1,
                            color=colour, label=f"{sign} = {count}")  # fmt: skip
-        panel.set(xscale="log", yscale="log", xlabel="requests in a batch")
+        # Slices alone save a third at most, which a logarithmic axis would hide.
+        panel.set(yscale="log" if sign == "S" else "linear", xlabel="requests in a batch, K")
+        plain_ticks(panel, (1, 5, 20, 100, 500))
         panel.set_title(title, fontsize=8)
         panel.legend(fontsize=6)
     panels[0].set_ylabel("share trained again, %")

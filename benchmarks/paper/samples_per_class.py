@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.paper.data import digits, is_here, load, title_of
 from benchmarks.paper.experiment import Cell, Claim, Findings, Table
-from benchmarks.paper.figures import COLOURS, distinct, mean_interval, plus_minus, short, values_of, where
+from benchmarks.paper.figures import COLOURS, distinct, mean_interval, plain_ticks, plus_minus, short, values_of, where
 from benchmarks.paper.trial import accuracy, erase_and_build, store_with
 
 TITLE = "Points per class"
@@ -105,5 +105,6 @@ def draw(cells: Sequence[Cell], figure: Any) -> None:
             color=COLOURS[colour],
             label=short(title_of(data)),
         )
-    panel.set(xscale="log", xlabel="points per class", ylabel="accuracy, %")
+    panel.set(xlabel="points per class", ylabel="accuracy, % (95 % intervals)")
+    plain_ticks(panel, distinct(cells, "per_class"))
     panel.legend(fontsize=7)

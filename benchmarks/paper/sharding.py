@@ -18,6 +18,7 @@ from benchmarks.paper.figures import (
     apart,
     distinct,
     mean_interval,
+    plain_ticks,
     plus_minus,
     setup_of,
     short,
@@ -281,7 +282,7 @@ def draw(cells: Sequence[Cell], figure: Any) -> None:
         if whole is not None:
             panel.axhline(whole, color=COLOURS[6], lw=0.8, ls="--", label="batch K (S = 1)")
         panel.set(xscale="log", xlabel="shards, S", ylabel="accuracy, % (95 % intervals)")
-        _whole_ticks(panel, shards)
+        plain_ticks(panel, shards)
         panel.set_title(short(title_of(data)), fontsize=9)
     panels[0].legend(fontsize=7)
     of_data = where(cells, data=names[0])
@@ -291,11 +292,6 @@ def draw(cells: Sequence[Cell], figure: Any) -> None:
         means = [100 * np.mean([x for cell in found for x in cell["shares"][str(k)]]) for k in asked]
         panels[-1].plot(asked, means, "o-", ms=3, color=COLOURS[colour % len(COLOURS)], label=f"S = {s}")
     panels[-1].set(xscale="log", xlabel="requests in a batch, K", ylabel="share of samples retrained, %")
-    _whole_ticks(panels[-1], [int(k) for k in where(of_data, shards=distinct(of_data, "shards")[0])[0]["shares"]])
+    plain_ticks(panels[-1], [int(k) for k in where(of_data, shards=distinct(of_data, "shards")[0])[0]["shares"]])
     panels[-1].legend(fontsize=7)
     panels[-1].set_title(short(title_of(names[0])), fontsize=9)
-
-
-def _whole_ticks(panel: Any, values: Sequence[int]) -> None:
-    panel.set_xticks(values, [str(value) for value in values])
-    panel.minorticks_off()

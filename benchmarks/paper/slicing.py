@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.paper.data import digits, is_here, load, purchase, title_of
 from benchmarks.paper.experiment import Cell, Claim, Findings, Table
-from benchmarks.paper.figures import COLOURS, distinct, mean_interval, plus_minus, seeds_of, short, where
+from benchmarks.paper.figures import COLOURS, distinct, mean_interval, plain_ticks, plus_minus, seeds_of, short, where
 from benchmarks.paper.trial import MLP, erase_and_build, store_with
 
 TITLE = "Slicing"
@@ -159,8 +159,9 @@ def draw(cells: Sequence[Cell], figure: Any) -> None:
             found = where(of_data, slices=r)
             bars = [mean_interval(column) for column in zip(*(cell["accuracy"] for cell in found), strict=True)]
             epochs = found[0]["epochs"]
+            # Beside each other, so that intervals can be told apart.
             panel.errorbar(
-                epochs,
+                [e * 1.03 ** (colour - 3) for e in epochs],
                 [m for m, _ in bars],
                 [h for _, h in bars],
                 fmt="o-",
@@ -170,6 +171,7 @@ def draw(cells: Sequence[Cell], figure: Any) -> None:
                 color=COLOURS[colour % len(COLOURS)],
                 label=f"R = {r}",
             )
-        panel.set(xscale="log", xlabel="epochs without slicing, e′", ylabel="accuracy, %")
+        panel.set(xlabel="epochs without slicing, e′", ylabel="accuracy, % (95 % intervals)")
+        plain_ticks(panel, of_data[0]["epochs"])
         panel.set_title(short(title_of(data)), fontsize=9)
     panels[0].legend(fontsize=7)

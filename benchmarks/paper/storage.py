@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.paper.data import load, purchase, title_of
 from benchmarks.paper.experiment import Cell, Claim, Findings, Table
-from benchmarks.paper.figures import COLOURS, setup_of, short
+from benchmarks.paper.figures import COLOURS, plain_ticks, setup_of, short
 from benchmarks.paper.trial import MLP, draws_of, erase_and_build, planned, store_with
 
 TITLE = "Storage"
@@ -132,6 +132,7 @@ def draw(cells: Sequence[Cell], figure: Any) -> None:
             xytext=(4, 4),
             fontsize=7,
         )
-    panel.set(xscale="log", xlabel="MB of checkpoints", ylabel="speed-up in samples")
+    panel.set(xlabel="MB of checkpoints", ylabel="speed-up in samples, ×", ylim=(0, None))
+    plain_ticks(panel, [c["bytes"] / 1e6 for c in shown])
     panel.set_title(f"{short(title_of(shown[0]['data']))}: checkpoints kept of each shard", fontsize=9)
     panel.legend(fontsize=7)
