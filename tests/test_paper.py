@@ -315,6 +315,48 @@ def test_what_was_measured_is_not_measured_again_and_makes_the_same_report(run, 
     assert "python -m benchmarks.paper --quick --only linear_time" in page
 
 
+def test_the_report_says_what_others_took_of_the_machine(run, tmp_path):
+    measured = linear_time.measure(data="digits", backend="convnet", points=60, repeat=0)
+    *_, last = wanted = linear_time.cells(quick=True)
+    for settings in wanted:
+        save_cell(tmp_path / "cells", "linear_time", Cell(settings, measured, 0.5))
+    run("--only", "linear_time")
+    page = tmp_path / "out" / "README.md"
+    # Nobody watched when these cells were measured.
+    assert "minutes of work; [data]" in page.read_text()
+    path = tmp_path / "out" / "data" / "linear_time.json"
+    for others, says in (
+        (150.0, "**The machine was busy with other work** during `linear_time` (1.5 cores)"),
+        (1.0, "Other work took at most 0.01 of a core during any experiment."),
+        (None, "what else the machine did is not known"),
+    ):
+        document = json.loads(path.read_text())
+        path.write_text(json.dumps({**document, "watch": {"seconds": 100.0, "others": others}}))
+        assert says in write_report(tmp_path / "out", plots=False).read_text()
+    assert "0.01 of" not in page.read_text()
+    # A run that goes on adds to what the one before had seen.
+    path.write_text(json.dumps({**document, "watch": {"seconds": 100.0, "others": 30.0}}))
+    (tmp_path / "cells" / "linear_time" / f"{key_of('linear_time', last)}.json").unlink()
+    run("--only", "linear_time")
+    watch = json.loads(path.read_text())["watch"]
+    assert watch["seconds"] > 100
+    assert watch["others"] is None or watch["others"] >= 30
+
+
+def test_fresh_leaves_nothing_of_an_earlier_run_even_where_every_cell_fails(run, tmp_path, monkeypatch):
+    (tmp_path / "mine" / "mnist").mkdir(parents=True)
+    monkeypatch.setenv("UNLEARND_PAPER_DATA", str(tmp_path / "mine"))
+    left = [tmp_path / "out" / "data" / "samples_per_class.json", tmp_path / "out" / "samples_per_class.svg"]
+    left[0].parent.mkdir(parents=True)
+    for path in left:
+        path.write_text("of an earlier run")
+    code, told = run("--jobs", "1", "--only", "samples_per_class", "--fresh")
+    assert code == 1
+    assert "there is no such file" in told.replace("\n", " ")
+    assert not any(path.exists() for path in left)
+    assert "Nothing has been measured yet" in (tmp_path / "out" / "README.md").read_text()
+
+
 def is_running(process: str) -> bool:
     try:
         return "State:\tZ" not in (Path("/proc") / process / "status").read_text()

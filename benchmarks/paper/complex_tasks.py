@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,13 @@ ALONE = False
 NETWORK = {"batch_size": 32, "lr": 0.02, "standardize": "fixed", "mean": 128, "std": 64}
 SHARDS = (1, 5, 10, 20)
 SEEDS = 3
+TESTED = 1500
+"""Test points that networks for images are asked about, others with every seed: many constituents take long to ask."""
 
 
 def cells(quick: bool) -> list[dict[str, Any]]:
     shards, seeds = ((1, 10), 1) if quick else (SHARDS, SEEDS)
-    size = {"public": 1500 if quick else 10_000, "private": 600 if quick else 4000, "epochs": 3 if quick else 8}
+    size = {"public": 1500 if quick else 10_000, "private": 600 if quick else 3000, "epochs": 3 if quick else 8}
     colours = best("cifar_10", "cifar10_20k")
     # What is learned, and what the base has learned before: of the same data, half of the classes each.
     pairs = [("cifar_100", best("imagenet_32", colours)), (colours, colours), ("fashion_mnist", "fashion_mnist")]
@@ -92,7 +95,9 @@ def _transfer(
         known, rest = _halves(load(data), public, private)
     else:
         known, rest = load(base).first(public), load(data).first(private)
-    found: dict[str, Any] = {"classes": rest.classes, "scratch": {}, "head": {}, "erasures": []}
+    asked = np.random.Generator(np.random.PCG64(seed)).permutation(len(rest.x_test))[:TESTED]
+    rest = replace(rest, x_test=rest.x_test[asked], y_test=rest.y_test[asked])
+    found: dict[str, Any] = {"classes": rest.classes, "tested": len(asked), "scratch": {}, "head": {}, "erasures": []}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "base.safetensors"
         _train_base(known, path, max(1, epochs * 3 // 4), seed)
@@ -177,6 +182,8 @@ def _called(group: Sequence[Cell]) -> str:
 def _on_transfer(group: Sequence[Cell]) -> str:
     cell = group[0]
     rest, classes = f"e′ = {cell['epochs']}, {seeds_of(group)}", cell["classes"]
+    if "tested" in cell.results:
+        rest += f", {cell['tested']:,} test points drawn with each"
     if cell["data"] == cell["base"]:
         return (
             f"{title_of(cell['data'])}: a `convnet` trained on {cell['public']:,} points of half of the classes is the "
