@@ -99,9 +99,15 @@ def _erase(
             "sisa": first,
             "sisa_after": accuracy(store, "m", held),
             "batch_k_accuracy": accuracy(alone, "m", held),
+            "simulated": _simulated_speedup(len(held.x), shards, slices, requests),
             "exact": exact_speedup(even_scheme(len(held.x), shards, slices), requests),
             "formula": formula_speedup(len(held.x), shards, slices, requests),
         }
+
+
+def _simulated_speedup(points: int, shards: int, slices: int, requests: int) -> float:
+    scheme = even_scheme(points, shards, slices)
+    return scheme.from_scratch * (1 - requests / points) / simulate(scheme, at_once(requests, 2000), seed=7).mean
 
 
 def findings(cells: Sequence[Cell]) -> Findings:
@@ -122,6 +128,7 @@ def findings(cells: Sequence[Cell]) -> Findings:
         "R",
         "K",
         "speed-up in samples, 100 draws",
+        "simulated",
         "exact",
         "formula",
         "in CPU time, erased",
@@ -285,6 +292,7 @@ def _row(cell: Cell) -> tuple[Any, ...]:
     return (
         *counts,
         f"{samples:.2f}×",
+        f"{cell['simulated']:.2f}×" if "simulated" in cell.results else "–",
         f"{cell['exact']:.2f}×",
         f"{cell['formula']:.2f}×",
         f"{time:.2f}×",

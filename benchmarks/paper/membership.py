@@ -100,6 +100,7 @@ def findings(cells: Sequence[Cell]) -> Findings:
             f"{cell['after']['erased']['others']:,} never given, {cell['shadows']} shadow models."
             for cell in cells
         ),
+        "The same test on a model of your own: `unlearnd audit --membership MODEL`.",
     ]
     return Findings(claims, [Table("Attacks", columns, rows)], sizes)
 

@@ -42,7 +42,7 @@ def write_report(out: Path, *, plots: bool = True) -> Path:
     """
     found = [(name, *read_experiment(path)) for name in EXPERIMENTS if (path := out / "data" / f"{name}.json").exists()]
     shown = [(name, about, cells, _findings(name, cells)) for name, about, cells in found if cells]
-    lines = [_head(out), _machine_line(shown), "", "## Claim by claim", "", _count(shown), ""]
+    lines = [_head(out), _machine_line(shown), "", *_data_line(shown), "## Claim by claim", "", _count(shown), ""]
     lines += ["| | claim | the paper | ours | | measured by |", "|---|---|---|---|---|---|"]
     number = 0
     for name, about, _, findings in shown:
@@ -90,6 +90,13 @@ def _machine_line(shown: Sequence[_Shown]) -> str:
         minutes = sum(about["watch"]["seconds"] for _, about, _, _ in shown) / 60
         took = f" All of it took {minutes:.0f} minutes by the clock."
     return f"Measured on {', '.join(parts)}; one thread per process.{took}{_on_load(shown)}{small}"
+
+
+def _data_line(shown: Sequence[_Shown]) -> list[str]:
+    """Name the data in full, once: what was made up or cut down says so."""
+    given = (cell.settings.get(what) for *_, cells, _ in shown for cell in cells for what in ("data", "base"))
+    titles = sorted({title_of(name) for name in given if name is not None}, key=str.lower)
+    return [f"Data: {', '.join(titles)}.", ""] if titles else []
 
 
 def _on_load(shown: Sequence[_Shown]) -> str:

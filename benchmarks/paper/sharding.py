@@ -244,7 +244,8 @@ def _costs(cells: Sequence[Cell]) -> list[Claim]:
 def _table(data: str, cells: Sequence[Cell]) -> Table:
     top5 = "mean_top5" in cells[0]["sisa"]
     columns = ["S", "vote", "mean", *(["vote, top-5", "mean, top-5"] if top5 else []), "1/S fraction, mean"]
-    columns += [f"mean, after {ERASED[0]} erased", "share retrained, K = 1", "K = 8", "K = 60"]
+    asked = list(cells[0]["shares"])
+    columns += [f"mean, after {ERASED[0]} erased", *(f"share retrained, K = {k}" for k in asked)]
     rows = []
     for s in distinct(cells, "shards"):
         here = where(cells, shards=s)
@@ -255,7 +256,7 @@ def _table(data: str, cells: Sequence[Cell]) -> Table:
         ]
         row.append(plus_minus(values_of(here, "fraction", "mean"), 2) if s > 1 else "the same")
         row.append(plus_minus(values_of(here, "sisa_after", "mean"), 2))
-        for k in ("1", "8", "60"):
+        for k in asked:
             shares = [share for cell in here for share in cell["shares"].get(k, [])]
             row.append(f"{100 * np.mean(shares):.1f} %" if shares else "–")
         rows.append(row)
