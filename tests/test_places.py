@@ -1,6 +1,7 @@
 """Storage elsewhere than on a disk: what a server answers, what is tried again, and that nothing is peculiar to S3."""
 
 import http.server
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -90,6 +91,18 @@ def test_trying_again_ends_and_says_what_was_wrong(moody: Callable[..., Storage]
     with pytest.raises(StorageError, match=r"a/b: .*SlowDown"):
         moody(*[(503, "SlowDown")] * 9, attempts=3).write("a/b", b"x")
     assert len(Moody.asked) == 3
+
+
+def test_a_server_that_is_not_there_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "something")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        storage = Storage("s3://bucket/p", endpoint_url=url, region="us-east-1", attempts=1)
+        for ask in (lambda: storage.write("a", b"x"), lambda: storage.read("a"), lambda: storage.list("")):
+            with pytest.raises(StorageError, match="its server cannot be reached, or hung up"):
+                ask()
 
 
 def test_waits_grow_and_are_not_alike(moody: Callable[..., Storage], monkeypatch: pytest.MonkeyPatch) -> None:

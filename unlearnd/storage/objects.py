@@ -386,6 +386,8 @@ def _translated(name: str) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise NotFoundError(f"storage holds no {name}") from None
+    except ConnectionError as error:
+        raise _out_of_reach(name, error) from error
     except OSError as error:
         what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
         raise StorageError(f"storage cannot handle {name}: {what}") from error
@@ -396,4 +398,10 @@ def _translated(name: str) -> Iterator[None]:
                 "there are no credentials for the storage: give them in the environment (AWS_ACCESS_KEY_ID and "
                 "AWS_SECRET_ACCESS_KEY, a profile, or a role of the machine)"
             ) from error
+        if type(error).__name__ in ("EndpointConnectionError", "ConnectTimeoutError", "ConnectionClosedError"):
+            raise _out_of_reach(name, error) from error
         raise StorageError(f"storage cannot handle {name}: {type(error).__name__}: {error}") from error
+
+
+def _out_of_reach(name: str, error: Exception) -> StorageError:
+    return StorageError(f"storage cannot handle {name}: its server cannot be reached, or hung up ({error})")
