@@ -2,6 +2,7 @@
 
 import shutil
 import sqlite3
+import stat
 import tracemalloc
 from collections.abc import Callable
 from contextlib import closing
@@ -154,13 +155,27 @@ def test_what_others_may_read_is_refused_at_open(store: Store, where: str) -> No
     Store.open(store.folder).close()
 
 
-def test_a_folder_that_others_may_write_to_is_refused(store: Store) -> None:
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
+def test_a_store_whose_folder_is_open_to_others_is_refused(store: Store, mode: int) -> None:
     """What is in it may be closed to them, and they could still put something else in its place."""
-    store.folder.chmod(0o770)
-    with pytest.raises(RefusedError, match=r"others may write to .* \(mode 0770\): close it with `chmod go-w"):
+    store.folder.chmod(mode)
+    with pytest.raises(RefusedError, match=rf"is open to others \(mode {mode:04o}\): close it with `chmod 700"):
         Store.open(store.folder)
-    store.folder.chmod(0o755)
+    store.folder.chmod(0o700)
     Store.open(store.folder).close()
+
+
+def test_a_new_store_closes_its_folder_unless_others_have_something_in_it(tmp_path: Path) -> None:
+    for name in ("empty", "full"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "full" / "notes.txt").write_text("ours")
+    Store.create(tmp_path / "empty").close()
+    Store.open(tmp_path / "empty").close()
+    assert stat.S_IMODE((tmp_path / "empty").stat().st_mode) == 0o700
+    with pytest.raises(RefusedError, match="full is open to others"):
+        Store.create(tmp_path / "full")
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["notes.txt"]
 
 
 # Damage.

@@ -24,7 +24,7 @@ from typing import IO, Any, TypeVar
 
 from unlearnd.config import FILE_NAME, Config, change_ledger, read_config
 from unlearnd.errors import DamagedStoreError, InputError, NotFoundError, RefusedError, StorageError, UnlearndError
-from unlearnd.keys import draw_id, draw_nonce
+from unlearnd.keys import draw_id, draw_nonce, make_private
 from unlearnd.ledger import Ledger, backups, log, move
 from unlearnd.storage import draw_backup_key
 from unlearnd.storage.disk import sync_folder
@@ -152,7 +152,7 @@ def restore(
         if (folder / name).exists() and not ours:
             raise RefusedError(f"there is something at {folder / name} already, and a restore overwrites nothing")
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(folder)
         with _workspace(folder) as work:
             return _restore(work, source, folder, passphrase, catch_up, ledger_of, ledger_url, ours)
     except OSError as error:

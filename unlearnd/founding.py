@@ -26,7 +26,7 @@ from unlearnd.config import (
     write_config,
 )
 from unlearnd.errors import InputError, RefusedError, StorageError, UnlearndError
-from unlearnd.keys import create_keys, create_wrapper, discard_keys, draw_id
+from unlearnd.keys import create_keys, create_wrapper, discard_keys, draw_id, make_private
 from unlearnd.leases import Clock, SteadyClock, check_idle
 from unlearnd.ledger import Ledger, log
 from unlearnd.ledger import move as ledger_move
@@ -69,7 +69,7 @@ def found(
     for address in filter(None, (storage, receipts)):
         check_address(address)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(folder)
     except OSError as error:
         raise StorageError(f"the folder {folder} cannot be made: {error.strerror}") from error
     config = Config(

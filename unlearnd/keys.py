@@ -127,10 +127,12 @@ def check_private(*paths: Path) -> None:
             raise RefusedError(f"{path} is open to others (mode {mode:04o}): close it with `chmod {right} {path}`")
 
 
-def check_unchangeable(folder: Path) -> None:
-    """Raise `RefusedError` where others may write to a folder: they could put other keys or another ledger there."""
-    if os.name == "posix" and (mode := stat.S_IMODE(folder.stat().st_mode)) & 0o022:
-        raise RefusedError(f"others may write to {folder} (mode {mode:04o}): close it with `chmod go-w {folder}`")
+def make_private(folder: Path) -> None:
+    """Make a folder for the owner alone. An empty one is closed to others; one that has something must be closed."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if os.name == "posix" and not any(folder.iterdir()):
+        folder.chmod(0o700)
+    check_private(folder)
 
 
 ROLES = ("log", "receipt")

@@ -11,7 +11,7 @@ from typing import Self
 from unlearnd import __version__
 from unlearnd.config import Config, ledger_url, storage_url
 from unlearnd.errors import RefusedError
-from unlearnd.keys import check_private, check_unchangeable, open_keys
+from unlearnd.keys import check_private, open_keys
 from unlearnd.leases import Clock, SteadyClock
 from unlearnd.ledger import Ledger, log
 from unlearnd.logcopy import size_kept
@@ -31,7 +31,8 @@ class Opened:
         self.folder = folder
         self.config = config
         self.clock = SteadyClock(clock)
-        check_unchangeable(folder)
+        # First, and whole: whoever may write to it could put other keys or another ledger there.
+        check_private(folder)
         self.keys = open_keys(folder / "keys")
         self.ledger = Ledger.open(ledger_url(folder, config.ledger))
         self.clock.not_before(newest_moment(self.ledger))
