@@ -1,14 +1,14 @@
 """What unlearnd itself costs in training: CPU time of a whole `train` that is not tensor operations.
 
 A model is trained in a store, checkpoints, ledger, log and all, and the CPU time of the process is taken, of all its
-threads. The tensor operations of such a training have been recorded as they went through torch's dispatcher, with the
-tensors they had; they are called once more, one after the other, with nothing in between. Operations that only make
-views are left out. What the training takes beyond that is ours: Python, drawing orders, reading slices, digests,
-writing checkpoints, the ledger. It is CPU time, and not the clock on the wall, taken in turns, the best of each: a
-machine that is busy with other things still makes both slower, unevenly, so let it be quiet.
+threads. The calls into torch that such a training makes have been recorded, with the tensors they had; they are made
+once more, one after the other, with nothing in between. Calls that only make views are left out. What the training
+takes beyond that is ours: Python, drawing orders, reading slices, digests, writing checkpoints, the ledger. It is CPU
+time, and not the clock on the wall, taken in turns, the best of each: a machine that is busy with other things still
+makes both slower, unevenly, so let it be quiet.
 
-In the dispatcher's form an operation takes longer to launch than by the call that the training makes. So these calls
-are repeated as well, and the share by them, which is larger, is told beside the one that the bar is for.
+Calls are repeated as the training makes them. In the form in which torch's dispatcher shows operations each would
+take a microsecond longer to launch, and flatter the share.
 
     python -m benchmarks --only overhead [--quick]
 """
@@ -40,7 +40,7 @@ def run(quick: bool) -> list[Line]:
     rows = read_rows(20_000 if quick else 80_000)
     shards = 4 if quick else 20
     # A short training is no measure: what a build costs once, whatever it trains, is then most of it.
-    lines = [_measure(rows, shards, slices=5, epochs=18.0, repeats=3, bar=not quick)]
+    lines = [_measure(rows, shards, slices=5, epochs=18.0, repeats=2 if quick else 6, bar=not quick)]
     if not quick:
         lines.append(_measure(rows, shards, slices=50, epochs=20.0, repeats=2, bar=False))
     return lines
@@ -58,17 +58,16 @@ def _measure(rows: Rows, shards: int, slices: int, epochs: float, repeats: int, 
 
         # The first one also computes the roots of slices, loads torch and tries out stacks: told, but not compared.
         first, samples = _cpu(train)
-        operations, calls = _recorded(train)
-        works = (train, lambda: _call(operations), lambda: _call(calls))
+        calls = _recorded(train)
+        works = (train, lambda: _call(calls))
         turns = [[_cpu(work)[0] for work in works] for _ in range(repeats)]
-    whole, again, called = (min(times) for times in zip(*turns, strict=True))
+    whole, again = (min(times) for times in zip(*turns, strict=True))
     share = (whole - again) / whole
     detail: dict[str, float | str] = {
         "training, CPU s": whole,
         "its tensor operations alone, CPU s": again,
-        "the same, called as the training calls them, CPU s": called,
-        "share outside, by these": (whole - called) / whole,
-        "operations": f"{len(operations):,}",
+        "share of each turn": ", ".join(f"{1 - alone / with_us:.3f}" for with_us, alone in turns),
+        "operations": f"{len(calls):,}",
         "samples": f"{samples:,}",
         "checkpoints": shards * slices,
         "the first training on a dataset, CPU s": first,
@@ -83,31 +82,31 @@ def _cpu(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.process_time() - begun, result
 
 
-def _recorded(work: Callable[[], Any]) -> tuple[list[_Operation], list[_Operation]]:
-    """Do the work and return the tensor operations it came to, views left out; and the calls that they came from."""
+def _recorded(work: Callable[[], Any]) -> list[_Operation]:
+    """Do the work and return the calls into torch that came to tensor operations, and not only to views."""
     from torch.overrides import TorchFunctionMode  # heavy
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    found: list[_Operation] = []
+    operations = 0
     calls: list[_Operation] = []
 
-    class Recorder(TorchDispatchMode):
+    class Operations(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if not func.is_view:
-                found.append((func, args, kwargs or {}))
+            nonlocal operations
+            operations += not func.is_view
             return func(*args, **(kwargs or {}))
 
     class Calls(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            before = len(found)
+            before = operations
             result = func(*args, **(kwargs or {}))
-            if len(found) > before:
+            if operations > before:
                 calls.append((func, args, kwargs or {}))
             return result
 
-    with Recorder(), Calls():
+    with Operations(), Calls():
         work()
-    return found, calls
+    return calls
 
 
 def _call(operations: list[_Operation]) -> None:
