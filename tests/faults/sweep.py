@@ -340,7 +340,7 @@ def check_backups(place: Place, folder: Path) -> list[str]:
         if place.database or place.storage:
             continue  # put back by the verb of that name
         copy = folder.with_name(f"{folder.name}-copy")
-        copy.mkdir()
+        copy.mkdir(mode=0o700)  # with something in it, restore does not close it
         shutil.copytree(folder / "storage", copy / "storage")
         restore_store(file, copy)
         if state_of(copy) != state_of(folder):
