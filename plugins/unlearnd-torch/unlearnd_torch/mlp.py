@@ -81,7 +81,8 @@ def train_stacked(settings: MlpSettings, jobs: Sequence[Job], device: str, on_pr
     if not order:
         return states
     widths = widths_of(jobs[order[0]].state)
-    with steady(where, settings.tf32):
+    # No autograd here, and so none of its bookkeeping either: it costs 3 % of a training.
+    with steady(where, settings.tf32), torch.inference_mode():
         size = _stack_size(settings, widths, len(order), where)
         for start in range(0, len(order), size):
             group = order[start : start + size]
@@ -189,25 +190,28 @@ class _Stream:
         self.steps = sum(-(-points // self._batch) for points in self._epochs)
         self._epoch = 0
         self._rows: NDArray[np.int64] = np.empty((0, self._batch), np.int64)
-        self._real: NDArray[np.int64] = np.empty(0, np.int64)
+        self._over = 0
+        """Points in the last batch of the epoch, if that is not full."""
         self._dropout: torch.Generator | None = None
 
-    def take(self, steps: int) -> tuple[NDArray[np.int64], NDArray[np.int64], Tensor | None]:
-        """Return rows (steps, batch), how many of each step's are real, and uniform draws for dropout."""
-        rows, real, draws = [], [], []
-        while steps:
+    def take(self, steps: int) -> tuple[NDArray[np.int64], list[tuple[int, int]], Tensor | None]:
+        """Return rows (steps, batch), which steps have fewer real ones and how many, and uniform draws for dropout."""
+        rows, ends, draws = [], [], []
+        done = 0
+        while done < steps:
             if not len(self._rows):
                 self._begin_epoch()
-            now = min(steps, len(self._rows))
+            now = min(steps - done, len(self._rows))
             rows.append(self._rows[:now])
-            real.append(self._real[:now])
             if self._dropout is not None:
                 draws.append(torch.rand(now, self._draws, generator=self._dropout))
-            self._rows, self._real = self._rows[now:], self._real[now:]
-            steps -= now
+            self._rows = self._rows[now:]
+            done += now
+            if self._over and not len(self._rows):
+                ends.append((done - 1, self._over))
         if len(rows) == 1:
-            return rows[0], real[0], draws[0] if draws else None
-        return np.concatenate(rows), np.concatenate(real), torch.cat(draws) if draws else None
+            return rows[0], ends, draws[0] if draws else None
+        return np.concatenate(rows), ends, torch.cat(draws) if draws else None
 
     def _begin_epoch(self) -> None:
         points = self._epochs[self._epoch]
@@ -216,8 +220,7 @@ class _Stream:
         rows = np.zeros(steps * self._batch, np.int64)
         rows[:points] = draw_order(self._seed, self._epoch, self._n, points)
         self._rows = rows.reshape(steps, self._batch)
-        self._real = np.full(steps, self._batch, np.int64)
-        self._real[-1] = points - (steps - 1) * self._batch
+        self._over = points % self._batch
         self._dropout = generator_for(self._seed, self._epoch, "dropout") if self._draws else None
         self._epoch += 1
 
@@ -237,6 +240,7 @@ class _Source:
             self.factor = torch.from_numpy(1 / scaling.scale).to(device)
 
 
+_Call = tuple[Callable[..., object], tuple[object, ...], dict[str, object]]
 _Read = tuple[Tensor, Sequence[Tensor], Tensor, Tensor, list[Tensor]]
 
 
@@ -257,10 +261,12 @@ class _Block:
         gaps = torch.empty(size, self.steps, pad(batch * widths[0]), device=device)
         self._x = gaps[:, :, : batch * widths[0]].view(size, self.steps, batch, widths[0])
         self._onehot = torch.empty(size, self.steps, batch, classes, device=device)
-        self._weight = torch.empty(size, self.steps, batch, 1, device=device)
+        self._labels = np.zeros((size, self.steps, batch), np.int64)
+        self._shares = np.full((size, self.steps, batch, 1), 1 / batch, np.float32)
+        self._weight = torch.from_numpy(self._shares.copy()).to(device)
+        self._short: list[tuple[int, int, int]] = []
         self._masks = [_aligned(size, self.steps, batch, width, device) for width in hidden]
         self._classes = torch.arange(classes, device=device)
-        self._columns = torch.arange(batch)
         # What a step reads, cut out once: a view costs as much as a small kernel.
         self._size = size
         self._each_x = self._x.unbind()
@@ -285,25 +291,38 @@ class _Block:
     def fill(self, left: Sequence[int], sources: Sequence[_Source]) -> int:
         """Gather the next steps of the first constituents, so many of each; return how many points they train."""
         longest = left[0]
-        # Where a constituent has fewer steps left than the first, nobody reads what stands here.
-        labels = np.zeros((len(left), longest, self._batch), np.int64)
-        real = np.zeros((len(left), longest), np.int64)
+        samples = 0
+        short = []
         for row, (steps, source) in enumerate(zip(left, sources, strict=False)):
-            rows, counts, draws = source.stream.take(steps)
+            rows, ends, draws = source.stream.take(steps)
             self._gather(row, rows, source)
-            labels[row, :steps] = source.y.take(rows)
-            real[row, :steps] = counts
+            # Where a constituent has fewer steps left than the first, nobody reads what stands here.
+            source.y.take(rows, out=self._labels[row, :steps], mode="clip")  # without `clip` numpy copies twice
+            samples += steps * self._batch
+            for step, points in ends:
+                short.append((row, step, points))
+                samples += points - self._batch
             if draws is not None:
                 self._mask(row, steps, draws)
         # One operation for all constituents: for each of them it would cost as much.
         targets = self._onehot[: len(left), :longest]
-        targets.copy_(torch.from_numpy(labels).to(self._device).unsqueeze(3) == self._classes)
+        labels = torch.from_numpy(self._labels[: len(left), :longest])
+        targets.copy_(labels.to(self._device).unsqueeze(3) == self._classes)
         if self._smoothing:
             targets.mul_(1 - self._smoothing).add_(self._smoothing / len(self._classes))
-        points = torch.from_numpy(real).unsqueeze(2)
-        weight = (self._columns < points).float().div_(points)
-        self._weight[: len(left), :longest, :, 0] = weight.to(self._device)
-        return int(real.sum())
+        self._weigh(short)
+        return samples
+
+    def _weigh(self, short: list[tuple[int, int, int]]) -> None:
+        """Give every point of a step its share; of steps that are short, (row, step, points), only the real ones."""
+        if short == self._short:
+            return
+        self._shares[:] = 1 / self._batch
+        for row, step, points in short:
+            self._shares[row, step, :points] = 1 / points
+            self._shares[row, step, points:] = 0
+        self._weight.copy_(torch.from_numpy(self._shares))
+        self._short = short
 
     def _gather(self, row: int, rows: NDArray[np.int64], source: _Source) -> None:
         at_once = max(1, _GATHER_BYTES // (self._batch * source.width))
@@ -332,13 +351,13 @@ class _Stack:
         self.layout = lay_out(_parameter_shapes(widths))
         self.optimiser = make_optimiser(settings, torch.zeros(size, self.layout.width, device=device))
         self._activate, self._pull_back, self._in_place = _ACTIVATIONS[settings.activation]
-        self._dropout = settings.dropout > 0
         batch = settings.batch_size
         self._weights = self.layout.views(self.optimiser.weights)
         self._gradients = self.layout.views(self.optimiser.gradient)
         self._before = [_aligned(size, 1, batch, width, device) for width in widths[1:]]
         self._after = self._before if self._in_place else _like(self._before)
-        self._kept = _like(self._after) if self._dropout else self._after
+        self._kept = _like(self._after) if settings.dropout else self._after
+        self._masks = _like(self._after[:-1]) if settings.dropout else []
         self._deltas = _like(self._before)
         self._per_row = torch.zeros(size, batch, 1, device=device)
         self._now: _Views | None = None
@@ -349,58 +368,73 @@ class _Stack:
             self._now = _Views(self, active)
         v = self._now
         x, x_turned, onehot, weight, masks = block.read(step, active)
-        carry = self.optimiser.carry
-        last = v.layers - 1
-        inputs = x
-        for layer in range(last):
-            _multiply(v.together[layer], v.before[layer], inputs, v.weights[layer], v.biases[layer])
-            self._activate(v.flat_before[layer], v.flat_after[layer])
-            if masks:
-                torch.mul(v.flat_after[layer], masks[layer], out=v.flat_kept[layer])
-            inputs = v.kept[layer]
-        _multiply(v.together[last], v.before[last], inputs, v.weights[last], v.biases[last])
+        _make(_product(v.before[0], x, v.weights[0], v.biases[0]))
+        for mine, drawn in zip(v.masks, masks, strict=True):
+            mine.copy_(drawn)
+        _make(v.forward)
         # The gradient of the mean cross-entropy by the logits.
-        _softmax(v.before[last], v.deltas[last], v.per_row)
-        v.deltas[last].sub_(onehot).mul_(weight)
-        for layer in range(last, -1, -1):
-            delta = v.deltas[layer]
-            # Matrix by matrix: see `_multiply`. Gradients lie in the optimiser's rows, which have gaps.
-            inputs_turned = v.kept_turned[layer - 1] if layer else x_turned
-            for gradient, a, b in zip(v.weight_gradients[layer], inputs_turned, v.each_delta[layer], strict=True):
-                gradient.addmm_(a, b, beta=carry)
-            if carry:
-                v.bias_gradients[layer].mul_(carry).add_(delta.sum(1, keepdim=True))
-            else:
-                torch.sum(delta, 1, keepdim=True, out=v.bias_gradients[layer])
-            if layer:
-                _multiply(v.together[layer - 1], v.deltas[layer - 1], delta, v.weights_turned[layer])
-                below = v.flat_deltas[layer - 1]
-                if masks:
-                    below.mul_(masks[layer - 1])
-                self._pull_back(below, v.flat_before[layer - 1], v.flat_after[layer - 1])
+        v.deltas[-1].sub_(onehot).mul_(weight)
+        _make(v.backward)
+        # Matrix by matrix: see `_product`. Gradients lie in the optimiser's rows, which have gaps.
+        for gradient, a, b in zip(v.first_gradients, x_turned, v.first_deltas, strict=True):
+            gradient.addmm_(a, b, beta=self.optimiser.carry)
         self.optimiser.advance(active)
 
 
 class _Views:
-    """The first `active` constituents of a stack, cut out once for all steps that have as many."""
+    """The first `active` constituents of a stack, and what a step calls with them, once for all steps with as many.
+
+    A step is 30 calls of a few microseconds: to go through a list is quicker than to find out each time, layer by
+    layer, what to call with what. Not in the lists are the calls that have to do with a step's own inputs.
+    """
 
     def __init__(self, stack: _Stack, active: int) -> None:
         self.active = active
-        self.layers = len(stack._before)
-        names = [f"layers.{layer}" for layer in range(self.layers)]
-        self.weights = [stack._weights[f"{name}.weight"][:active] for name in names]
-        self.biases = [stack._weights[f"{name}.bias"][:active].unsqueeze(1) for name in names]
-        self.weight_gradients = [stack._gradients[f"{name}.weight"][:active].unbind() for name in names]
-        self.bias_gradients = [stack._gradients[f"{name}.bias"][:active].unsqueeze(1) for name in names]
-        self.weights_turned = [weight.transpose(1, 2) for weight in self.weights]
-        self.flat_before, self.before = _first(stack._before, active)
-        self.flat_after, _ = _first(stack._after, active)
-        self.flat_kept, self.kept = _first(stack._kept, active)
-        self.flat_deltas, self.deltas = _first(stack._deltas, active)
-        self.kept_turned = [kept.transpose(1, 2).unbind() for kept in self.kept]
-        self.together = [_without_gaps(out) for out in self.before]
-        self.per_row = stack._per_row[:active]
-        self.each_delta = [delta.unbind() for delta in self.deltas]
+        layers = range(len(stack._before))
+        self.weights = [stack._weights[f"layers.{layer}.weight"][:active] for layer in layers]
+        self.biases = [stack._weights[f"layers.{layer}.bias"][:active].unsqueeze(1) for layer in layers]
+        weight_gradients = [stack._gradients[f"layers.{layer}.weight"][:active].unbind() for layer in layers]
+        bias_gradients = [stack._gradients[f"layers.{layer}.bias"][:active].unsqueeze(1) for layer in layers]
+        flat_before, self.before = _first(stack._before, active)
+        flat_after, _ = _first(stack._after, active)
+        flat_kept, kept = _first(stack._kept, active)
+        flat_deltas, self.deltas = _first(stack._deltas, active)
+        self.masks, _ = _first(stack._masks, active)
+        self.first_gradients, self.first_deltas = weight_gradients[0], self.deltas[0].unbind()
+        self.forward: list[_Call] = []
+        """From the products of the first layer to the softmax."""
+        for layer in layers[1:]:
+            below = layer - 1
+            self.forward.append(stack._activate(flat_before[below], flat_after[below]))
+            if self.masks:
+                self.forward.append(_call(torch.mul, flat_after[below], self.masks[below], out=flat_kept[below]))
+            self.forward += _product(self.before[layer], kept[below], self.weights[layer], self.biases[layer])
+        self.forward += _softmax(self.before[-1], self.deltas[-1], stack._per_row[:active])
+        self.backward: list[_Call] = []
+        """From the gradient by the logits to all others, but for the weights of the first layer."""
+        carry = stack.optimiser.carry
+        for layer in reversed(layers):
+            delta, below = self.deltas[layer], layer - 1
+            if layer:
+                turned = kept[below].transpose(1, 2).unbind()
+                for gradient, a, b in zip(weight_gradients[layer], turned, delta.unbind(), strict=True):
+                    self.backward.append(_call(gradient.addmm_, a, b, beta=carry))
+            self.backward += _sum_up(delta, bias_gradients[layer], carry)
+            if layer:
+                self.backward += _product(self.deltas[below], delta, self.weights[layer].transpose(1, 2))
+                if self.masks:
+                    self.backward.append(_call(flat_deltas[below].mul_, self.masks[below]))
+                self.backward.append(stack._pull_back(flat_deltas[below], flat_before[below], flat_after[below]))
+
+
+def _call(function: Callable[..., object], *arguments: object, **named: object) -> _Call:
+    """Return a call to be made later."""
+    return function, arguments, named
+
+
+def _make(calls: Sequence[_Call]) -> None:
+    for function, arguments, named in calls:
+        function(*arguments, **named)
 
 
 def _parameter_shapes(widths: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -425,79 +459,84 @@ def _first(buffers: list[tuple[Tensor, Tensor]], active: int) -> tuple[list[Tens
     return [flat[:active, 0] for flat, _ in buffers], [view[:active, 0] for _, view in buffers]
 
 
-def _softmax(logits: Tensor, out: Tensor, per_row: Tensor) -> None:
+def _softmax(logits: Tensor, out: Tensor, per_row: Tensor) -> list[_Call]:
     """Write the softmax over classes: for few classes several times as fast as torch's, which goes row by row."""
-    torch.amax(logits, 2, keepdim=True, out=per_row)
-    torch.sub(logits, per_row, out=out).exp_()
-    torch.sum(out, 2, keepdim=True, out=per_row)
-    out.div_(per_row)
+    return [
+        _call(torch.amax, logits, 2, keepdim=True, out=per_row),
+        _call(torch.sub, logits, per_row, out=out),
+        _call(out.exp_),
+        _call(torch.sum, out, 2, keepdim=True, out=per_row),
+        _call(out.div_, per_row),
+    ]
 
 
-def _without_gaps(out: Tensor) -> bool:
-    """Say whether the matrices of a stack lie one behind the other, however many there are; see `_multiply`."""
-    return (out.shape[1] * out.shape[2]) % LANES == 0
+def _sum_up(delta: Tensor, gradient: Tensor, carry: float) -> list[_Call]:
+    """Write the gradient of a bias, plus `carry` times what stands there."""
+    if not carry:
+        return [_call(torch.sum, delta, 1, keepdim=True, out=gradient)]
+    summed = torch.empty(gradient.shape, device=gradient.device)
+    return [
+        _call(torch.sum, delta, 1, keepdim=True, out=summed),
+        _call(gradient.mul_, carry),
+        _call(gradient.add_, summed),
+    ]
 
 
-def _multiply(together: bool, out: Tensor, left: Tensor, right: Tensor, bias: Tensor | None = None) -> None:
+def _product(out: Tensor, left: Tensor, right: Tensor, bias: Tensor | None = None) -> list[_Call]:
     """Write the product of each constituent, plus its bias.
 
     On the CPU torch multiplies a stack as a batch only if the result lies without gaps, and matrix by matrix
     otherwise; a stack of one never has gaps. Which of the two is done must follow from the shapes alone.
     """
-    if together:
+    without_gaps = (out.shape[1] * out.shape[2]) % LANES == 0
+    if without_gaps:
         if bias is None:
-            torch.bmm(left, right, out=out)
-        else:
-            torch.baddbmm(bias, left, right, out=out)
-    elif bias is None:
-        for one, a, b in zip(out.unbind(), left.unbind(), right.unbind(), strict=True):
-            torch.mm(a, b, out=one)
-    else:
-        for one, a, b, c in zip(out.unbind(), left.unbind(), right.unbind(), bias.unbind(), strict=True):
-            torch.addmm(c, a, b, out=one)
+            return [_call(torch.bmm, left, right, out=out)]
+        return [_call(torch.baddbmm, bias, left, right, out=out)]
+    each = zip(out.unbind(), left.unbind(), right.unbind(), strict=True)
+    if bias is None:
+        return [_call(torch.mm, a, b, out=one) for one, a, b in each]
+    return [_call(torch.addmm, c, a, b, out=one) for (one, a, b), c in zip(each, bias.unbind(), strict=True)]
 
 
 def _ignore(samples: int) -> None:
     pass
 
 
-def _relu(before: Tensor, after: Tensor) -> None:
-    before.clamp_(min=0)
+def _relu(before: Tensor, after: Tensor) -> _Call:
+    return _call(torch.clamp_, before, min=0)
 
 
-_threshold_backward = torch.ops.aten.threshold_backward.grad_input
+def _pull_back_relu(gradient: Tensor, before: Tensor, after: Tensor) -> _Call:
+    return _call(torch.ops.aten.threshold_backward.grad_input, gradient, after, 0, grad_input=gradient)
 
 
-def _pull_back_relu(gradient: Tensor, before: Tensor, after: Tensor) -> None:
-    _threshold_backward(gradient, after, 0, grad_input=gradient)
+def _tanh(before: Tensor, after: Tensor) -> _Call:
+    return _call(before.tanh_)
 
 
-def _tanh(before: Tensor, after: Tensor) -> None:
-    before.tanh_()
+def _pull_back_tanh(gradient: Tensor, before: Tensor, after: Tensor) -> _Call:
+    return _call(torch.ops.aten.tanh_backward.grad_input, gradient, after, grad_input=gradient)
 
 
-def _pull_back_tanh(gradient: Tensor, before: Tensor, after: Tensor) -> None:
-    torch.ops.aten.tanh_backward.grad_input(gradient, after, grad_input=gradient)
+def _sigmoid(before: Tensor, after: Tensor) -> _Call:
+    return _call(before.sigmoid_)
 
 
-def _sigmoid(before: Tensor, after: Tensor) -> None:
-    before.sigmoid_()
+def _pull_back_sigmoid(gradient: Tensor, before: Tensor, after: Tensor) -> _Call:
+    return _call(torch.ops.aten.sigmoid_backward.grad_input, gradient, after, grad_input=gradient)
 
 
-def _pull_back_sigmoid(gradient: Tensor, before: Tensor, after: Tensor) -> None:
-    torch.ops.aten.sigmoid_backward.grad_input(gradient, after, grad_input=gradient)
+def _gelu(before: Tensor, after: Tensor) -> _Call:
+    return _call(torch.ops.aten.gelu.out, before, out=after)
 
 
-def _gelu(before: Tensor, after: Tensor) -> None:
-    torch.ops.aten.gelu.out(before, out=after)
+def _pull_back_gelu(gradient: Tensor, before: Tensor, after: Tensor) -> _Call:
+    return _call(torch.ops.aten.gelu_backward.grad_input, gradient, before, grad_input=gradient)
 
 
-def _pull_back_gelu(gradient: Tensor, before: Tensor, after: Tensor) -> None:
-    torch.ops.aten.gelu_backward.grad_input(gradient, before, grad_input=gradient)
-
-
-_Step = Callable[[Tensor, Tensor], None]
-_StepBack = Callable[[Tensor, Tensor, Tensor], None]
+_Step = Callable[[Tensor, Tensor], _Call]
+_StepBack = Callable[[Tensor, Tensor, Tensor], _Call]
 _ACTIVATIONS: dict[str, tuple[_Step, _StepBack, bool]] = {
     "relu": (_relu, _pull_back_relu, True),
     "tanh": (_tanh, _pull_back_tanh, True),
