@@ -51,9 +51,12 @@ Trained = tuple[int, int, State, int, float]
 
 GROUP_BYTES = 1 << 30
 GROUP_SHARDS = 32
+FIRST_SHARDS = 8
+"""Of the first group, where points come over a network: nothing trains before they are here."""
 WAITING_BYTES = 256 << 20
 """Of states that are trained and not saved yet, and of points read for the group that is next."""
 _GIVE_WAY = 0.25
+_FEW = 8
 
 
 @dataclass(frozen=True)
@@ -267,7 +270,7 @@ def build_task(ledger: Ledger, storage: Storage, plugins: Plugins, task: Task, c
     model = models.model_named(ledger, task.model)
     dataset = points.dataset_by_id(ledger, model.dataset_id)
     backend = check_backend(plugins, model)
-    groups = list(_groups(ledger, dataset, backend, task.shards))
+    groups = _groups(ledger, dataset, backend, task.shards, GROUP_SHARDS if storage.local else FIRST_SHARDS)
     for group, following in zip(groups, [*groups[1:], ()], strict=True):
         while True:
             _fill_roots(ledger, storage, dataset, group, clock)
@@ -318,8 +321,13 @@ def _tasks(plan: BuildPlan, model: Model, store: str, devices: Sequence[str], wo
     ]
 
 
-def _groups(ledger: Ledger, dataset: Dataset, backend: Backend, shards: Sequence[int]) -> Iterable[tuple[int, ...]]:
-    """Cut shards into groups that fit in memory; without `train_many` there is nothing to gain from a group."""
+def _groups(
+    ledger: Ledger, dataset: Dataset, backend: Backend, shards: Sequence[int], first: int
+) -> list[tuple[int, ...]]:
+    """Cut shards into groups that fit in memory, `first` of them in the first.
+
+    Without `train_many` there is nothing to gain from a group.
+    """
     if not hasattr(backend, "train_many"):
         return [(shard,) for shard in shards]
     counts = points.counts_of(ledger, dataset.id)
@@ -328,7 +336,8 @@ def _groups(ledger: Ledger, dataset: Dataset, backend: Backend, shards: Sequence
     size = 0
     for shard in shards:
         here = width * sum(count for place, count in counts.items() if place[0] == shard)
-        if groups[-1] and (size + here > GROUP_BYTES or len(groups[-1]) == GROUP_SHARDS):
+        most = GROUP_SHARDS if groups[1:] else first
+        if groups[-1] and (size + here > GROUP_BYTES or len(groups[-1]) == most):
             groups.append([])
             size = 0
         groups[-1].append(shard)
@@ -433,7 +442,12 @@ class _Group:
         alone = next(iter(self._standings)) if len(self._standings) == 1 else None
         known = {checkpoint.path for checkpoint in models.checkpoints_of(self._ledger, self._model.id, alone)}
         folders = [folder_of(self._model.name, shard) for shard in self._standings]
-        there = [path for listed in self._storage.list_many(folders) for path in listed]
+        if len(folders) > _FEW:
+            # Asked for together: over a network every question costs, whatever the answer.
+            below = tuple(f"{folder}/" for folder in folders)
+            there = [path for path in self._storage.list(f"checkpoints/{self._model.name}") if path.startswith(below)]
+        else:
+            there = [path for listed in self._storage.list_many(folders) for path in listed]
         self._storage.destroy([path for path in there if path not in known], Overlooked())
 
     def _saved(self, trained: Sequence[Trained]) -> list[Trained]:

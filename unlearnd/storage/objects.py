@@ -82,6 +82,11 @@ class Storage:
         """What seals slice data and checkpoints before they get here; None: they are kept as they are."""
 
     @property
+    def local(self) -> bool:
+        """Whether objects are files of this machine, and not behind a network."""
+        return self._local
+
+    @property
     def exclusive(self) -> bool:
         """Whether `create_new` lets exactly one of two writers of a name succeed."""
         return self._abilities.exclusive
