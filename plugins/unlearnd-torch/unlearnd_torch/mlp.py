@@ -350,12 +350,12 @@ class _Stack:
     def __init__(self, settings: MlpSettings, widths: tuple[int, ...], size: int, device: torch.device) -> None:
         self.layout = lay_out(_parameter_shapes(widths))
         self.optimiser = make_optimiser(settings, torch.zeros(size, self.layout.width, device=device))
-        self._activate, self._pull_back, self._in_place = _ACTIVATIONS[settings.activation]
+        self._activate, self._pull_back, in_place = _ACTIVATIONS[settings.activation]
         batch = settings.batch_size
         self._weights = self.layout.views(self.optimiser.weights)
         self._gradients = self.layout.views(self.optimiser.gradient)
         self._before = [_aligned(size, 1, batch, width, device) for width in widths[1:]]
-        self._after = self._before if self._in_place else _like(self._before)
+        self._after = self._before if in_place else _like(self._before)
         self._kept = _like(self._after) if settings.dropout else self._after
         self._masks = _like(self._after[:-1]) if settings.dropout else []
         self._deltas = _like(self._before)
