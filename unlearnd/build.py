@@ -56,7 +56,6 @@ FIRST_SHARDS = 8
 WAITING_BYTES = 256 << 20
 """Of states that are trained and not saved yet, and of points read for the group that is next."""
 _GIVE_WAY = 0.25
-_FEW = 8
 
 
 @dataclass(frozen=True)
@@ -442,12 +441,7 @@ class _Group:
         alone = next(iter(self._standings)) if len(self._standings) == 1 else None
         known = {checkpoint.path for checkpoint in models.checkpoints_of(self._ledger, self._model.id, alone)}
         folders = [folder_of(self._model.name, shard) for shard in self._standings]
-        if len(folders) > _FEW:
-            # Asked for together: over a network every question costs, whatever the answer.
-            below = tuple(f"{folder}/" for folder in folders)
-            there = [path for path in self._storage.list(f"checkpoints/{self._model.name}") if path.startswith(below)]
-        else:
-            there = [path for listed in self._storage.list_many(folders) for path in listed]
+        there = [path for listed in self._storage.list_many(folders) for path in listed]
         self._storage.destroy([path for path in there if path not in known], Overlooked())
 
     def _saved(self, trained: Sequence[Trained]) -> list[Trained]:
