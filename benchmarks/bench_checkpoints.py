@@ -24,7 +24,7 @@ class _Unsaved(_Group):
 
 def run(quick: bool) -> list[Line]:
     """Train the paper's Purchase shape: 600 binary features, 20 shards, 50 slices, 20 epochs, batch 32."""
-    rows, slices, repeats = (40_000, 12, 3) if quick else (130_000, 50, 3)
+    rows, slices, repeats = (40_000, 12, 3) if quick else (130_000, 50, 6)
     generator = np.random.Generator(np.random.PCG64(3))
     x = (generator.random((rows, 600), dtype=np.float32) < 0.1).astype(np.uint8)
     y = (x[:, :300].sum(axis=1) > x[:, 300:].sum(axis=1)).astype(np.int64)
