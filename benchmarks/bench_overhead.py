@@ -153,9 +153,10 @@ class _Tally:
 @contextmanager
 def _looking(tally: _Tally) -> Iterator[None]:
     """Look at every few blocks that `mlp` fills, and at the steps that are taken with them."""
-    from unlearnd_torch.mlp import _Block, _Stack  # heavy
+    from unlearnd_torch.mlp_batches import Block  # heavy
+    from unlearnd_torch.mlp_steps import Stack
 
-    fill, step = _Block.fill, _Stack.step
+    fill, step = Block.fill, Stack.step
     blocks = 0
     waiting: list[tuple[Any, ...]] = []
     looked_at = False
@@ -186,11 +187,11 @@ def _looking(tally: _Tally) -> Iterator[None]:
             waiting.append((stack, active, block, place))
         step(stack, active, block, place)
 
-    _Block.fill, _Stack.step = look_at_fill, look_at_step  # type: ignore[method-assign]
+    Block.fill, Stack.step = look_at_fill, look_at_step  # type: ignore[method-assign]
     try:
         yield
     finally:
-        _Block.fill, _Stack.step = fill, step  # type: ignore[method-assign]
+        Block.fill, Stack.step = fill, step  # type: ignore[method-assign]
 
 
 def _recorded(work: Callable[[], Any]) -> list[_Operation]:

@@ -11,8 +11,10 @@ import pytest
 import torch
 from safetensors.numpy import load, save
 from sklearn.datasets import load_digits
-from unlearnd_torch import MlpBackend, mlp
-from unlearnd_torch.harness import cut_into_batches, points_per_epoch
+from unlearnd_torch import MlpBackend, mlp, mlp_batches
+from unlearnd_torch.harness import cut_into_batches, draw_order, points_per_epoch
+from unlearnd_torch.mlp_batches import Stream
+from unlearnd_torch.settings import MlpSettings
 
 from unlearnd.errors import InputError
 from unlearnd.hookspecs import Backend, Job, Points
@@ -79,7 +81,7 @@ def test_memory_bounds_do_not_change_a_bit(make_job, same, monkeypatch):
     settings = BACKEND.settings({"dropout": 0.2, "optimizer": "adam"})
     jobs = [make_job(BACKEND, settings, n=200 - 30 * seed, seed=seed) for seed in range(4)]
     before = BACKEND.train_many(settings, jobs, "cpu", ignore)
-    monkeypatch.setattr(mlp, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(mlp_batches, "_BLOCK_BYTES", 1)
     monkeypatch.setattr(mlp, "stack_bytes", lambda device: 100_000)
     after = BACKEND.train_many(settings, jobs, "cpu", ignore)
     assert all(same(one, other) for one, other in zip(before, after, strict=True))
@@ -237,7 +239,7 @@ def test_the_backward_pass_agrees_with_autograd(activation, make_job):
     activate = {**vars(torch), "gelu": torch.nn.functional.gelu}[activation]
     x, y = torch.tensor(job.points.x, dtype=torch.float64), torch.tensor(job.points.y)
     for epoch in range(2):
-        order = torch.tensor(mlp.draw_order(8, epoch, 45, 45).copy())
+        order = torch.tensor(draw_order(8, epoch, 45, 45).copy())
         for rows in (order[:32], order[32:]):
             hidden = activate(activate(x[rows] @ weights[0] + weights[1]) @ weights[2] + weights[3])
             loss = torch.nn.functional.cross_entropy(hidden @ weights[4] + weights[5], y[rows])
@@ -250,13 +252,13 @@ def test_the_backward_pass_agrees_with_autograd(activation, make_job):
 
 
 def test_dropout_drops_its_share_and_keeps_the_mean():
-    settings = mlp.MlpSettings(dropout=0.25, hidden=(64,), batch_size=50)
+    settings = MlpSettings(dropout=0.25, hidden=(64,), batch_size=50)
     points = Points(np.ones((500, 4), np.float32), np.zeros(500, np.int64))
-    stream = mlp._Stream(settings, Job({}, points, Fraction(1), 3))
+    stream = Stream(settings, Job({}, points, Fraction(1), 3))
     _, _, draws = stream.take(10)
     kept = (draws >= 0.25).float().mean()
     assert abs(float(kept) - 0.75) < 0.02
-    other = mlp._Stream(settings, Job({}, points, Fraction(1), 3))
+    other = Stream(settings, Job({}, points, Fraction(1), 3))
     assert torch.equal(draws, torch.cat([other.take(3)[2], other.take(7)[2]]))
 
 
