@@ -539,7 +539,10 @@ def test_a_backup_that_is_damaged_cut_or_does_not_open_is_told(store: Store, tmp
             (tmp_path / f"{name}{number}").write_bytes(bad)
             with pytest.raises(UnlearndError):
                 restore_store(tmp_path / f"{name}{number}", folder, passphrase)
+            with pytest.raises(UnlearndError):
+                restore_store(tmp_path / f"{name}{number}", tmp_path / "new", passphrase)
     assert [path.name for path in folder.iterdir()] == ["storage"]
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_backup_is_of_one_moment_while_others_write(store: Store, tmp_path: Path) -> None:
@@ -614,7 +617,7 @@ def test_both_by_command(new_store: Callable[..., Store], people: Any, add: Any,
         Ledger.discard(store.ledger.url)
     result = run(main, ["restore", str(tmp_path / "backup"), str(folder)])
     assert result.exit_code == 0, result.output
-    assert "1 erasures were carried out again" in result.stdout
+    assert "Carried out again: 1 erasure, which took" in result.stdout
     assert run(main, ["restore", str(tmp_path / "backup"), str(folder)]).exit_code == 1
     assert run(main, ["status", "--store", str(folder)]).exit_code == 0
     with unlearnd.open_store(str(folder)) as again:
@@ -667,7 +670,7 @@ def test_a_dump_of_the_database_that_was_put_back_is_brought_up_to_the_log_by_ba
     Ledger.discard(url)
     result = run(main, ["restore", str(tmp_path / "backup"), str(folder)])
     assert result.exit_code == 0, result.output
-    assert "2 erasures were carried out again" in result.stdout
+    assert "Carried out again: 2 erasures, which took" in result.stdout
     with unlearnd.open_store(str(folder)) as again:
         assert [again.where_user(user) for user in ("u4", "u5")] == [[], []]
         assert again.behind == 0

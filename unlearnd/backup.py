@@ -151,12 +151,17 @@ def restore(
     for name in ("keys", LEDGER):
         if (folder / name).exists() and not ours:
             raise RefusedError(f"there is something at {folder / name} already, and a restore overwrites nothing")
+    there = folder.exists()
     try:
         make_private(folder)
         with _workspace(folder) as work:
             return _restore(work, source, folder, passphrase, catch_up, ledger_of, ledger_url, ours)
     except OSError as error:
         raise StorageError(f"the backup cannot be put into {folder}: {error.strerror or error}") from error
+    finally:
+        if not there:
+            with suppress(OSError):
+                folder.rmdir()  # of a restore that was refused nothing is in it
 
 
 def _restore(

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from unlearnd.cli.options import as_json, opened, store_option
-from unlearnd.cli.show import print_json
+from unlearnd.cli.show import counted, print_json
 from unlearnd.errors import InputError, NotFoundError
 
 
@@ -71,8 +71,8 @@ def restore(
     click.echo(f"Restored the store of {made.made_at} into {directory}, with a log of {made.size} leaves.")
     if since.leaves:
         click.echo(
-            f"Since then the log had {since.leaves} more: {len(since.erased)} erasures were carried out again, which "
-            f"took {since.points} points out."
+            f"Since then the log had {since.leaves} more. Carried out again: {counted(len(since.erased), 'erasure')}, "
+            f"which took {counted(since.points, 'point')} out."
         )
     for kind, *which in since.lost:
         click.echo(f"Not brought back: {kind} {' '.join(map(str, which))}.", err=True)
